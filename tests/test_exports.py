@@ -1,0 +1,46 @@
+"""What can be imported from where. A change here is a change for everybody who uses the package."""
+
+from __future__ import annotations
+
+import lockstep_trio
+from lockstep_trio import errors
+
+ERRORS = {
+    "EngineLost",
+    "Fault",
+    "FaultKind",
+    "GroupClosed",
+    "GroupFailed",
+    "HandshakeError",
+    "LockstepError",
+    "Overloaded",
+    "RankFailed",
+    "RequestRejected",
+    "StreamOverflow",
+    "UtilityFailed",
+    "WireError",
+}
+
+
+def test_errors_defines_these_names_and_no_other_public_ones() -> None:
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == errors.__name__
+    }
+    assert defined == ERRORS
+
+
+def test_the_package_exports_exactly_this() -> None:
+    assert set(lockstep_trio.__all__) == ERRORS
+
+
+def test_exports_are_sorted_unique_and_present() -> None:
+    exported = lockstep_trio.__all__
+    assert list(exported) == sorted(set(exported))
+    assert [name for name in exported if not hasattr(lockstep_trio, name)] == []
+
+
+def test_every_error_of_the_tree_is_reachable_from_the_package() -> None:
+    for name in ERRORS:
+        assert getattr(lockstep_trio, name) is getattr(errors, name)
