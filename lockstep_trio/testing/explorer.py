@@ -22,15 +22,19 @@ import attrs
 
 from lockstep_trio.core import (
     Abort,
+    Close,
+    EndRequests,
     Event,
     FenceAnswered,
     GroupMachine,
+    GroupPhase,
     Progress,
     Request,
     SendAbort,
     SendAdd,
     SendFence,
     SendStart,
+    Settled,
     Submit,
     WaveDone,
     WaveRule,
@@ -45,7 +49,7 @@ class Move:
     """One thing that happens. Which fields matter depends on ``kind``; ``str`` gives it as a sentence."""
 
     kind: str
-    """submit, abort, deliver, lose, poll, abort inside step, finish, start again, or step."""
+    """submit, abort, close, deliver, lose, poll, abort inside step, finish, start again, or step."""
     rank: int = -1
     request: int = -1
     count: int = 0
@@ -65,6 +69,8 @@ class Move:
                 return f"rank {self.rank} ends request {self.request} by itself"
             case "start again":
                 return "the last START is sent once more"
+            case "close":
+                return "the owner closes the group"
             case "lose":
                 return f"the network loses the next frame of rank {self.rank}"
             case _:
@@ -92,6 +98,8 @@ class Case:
     """The engine may end a held request by itself at any poll."""
     repeats: int = 0
     """How many times the last START may be sent again for no reason, to show that it is harmless."""
+    closes: bool = False
+    """The owner may close the group at any time: nothing is submitted after that, and all must settle."""
     lost_done: bool = False
     """The network loses exactly one DONE, whichever; for showing that this is not survivable."""
 
@@ -186,6 +194,10 @@ class World:
             yield Move("start again")
 
     def _caller_moves(self) -> Iterator[Move]:
+        if self.closed:
+            return
+        if self.case.closes:
+            yield Move("close")
         offered: set[tuple[int, int]] = set()
         for index, request in enumerate(self.case.requests):
             if not self.submitted >> index & 1:
@@ -233,6 +245,8 @@ class World:
                 self._submit(move.request)
             case "abort":
                 self._tell(Abort((str(move.request),)))
+            case "close":
+                self._tell(Close())
             case "deliver":
                 self._hear(move.rank)
             case "poll":
@@ -307,6 +321,8 @@ class World:
                     if before is not None and wave <= before[0]:
                         self.breach = f"START({wave}) after START({before[0]})"
                     self._send_all(StartWave(wave, exclude))
+                case EndRequests() | Settled():
+                    pass
                 case _:
                     raise AssertionError(effect)
 
@@ -320,10 +336,15 @@ class World:
     # -- what a state is -----------------------------------------------------------------------------------------
 
     @property
+    def closed(self) -> bool:
+        """The owner has closed the group."""
+        return self.machine.phase is not GroupPhase.OPEN
+
+    @property
     def settled(self) -> bool:
         """All is done: nothing under way, every rank parked with nothing, the client waits for nothing."""
         return (
-            self.submitted == (1 << len(self.case.requests)) - 1
+            (self.closed or self.submitted == (1 << len(self.case.requests)) - 1)
             and self.machine.settled
             and not any(self.inboxes)
             and not any(self.outboxes)

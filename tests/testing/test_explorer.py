@@ -39,6 +39,8 @@ ALTERNATIVES: list[tuple[str, Callable[[], WaveRule]]] = [
         Case(2, ((0, 2),), sync=STEP_1, engine_finishes=True),
         Case(3, ((0, 1),), sync=STEP_1),
         Case(1, ((0, 1), (0, 2)), sync=STEP_1),
+        Case(2, ((0, 1),), sync=NOT_STEP_1, closes=True),
+        Case(2, ((0, 1), (1, 1)), sync=STEP_1, aborts=False, closes=True),
     ],
     ids=str,
 )
@@ -77,10 +79,11 @@ def test_the_exact_rule_holds_in_the_large_cases(ranks: int, requests: tuple[tup
     [
         Case(2, ((0, 1), (1, 1)), sync=NOT_STEP_1, repeats=1),
         Case(2, ((0, 2), (1, 1)), sync=STEP_1, engine_finishes=True),
+        Case(2, ((0, 1), (1, 1)), sync=NOT_STEP_1, closes=True),
     ],
     ids=str,
 )
-def test_needless_starts_and_the_engine_s_own_moves_are_harmless(case: Case) -> None:
+def test_needless_starts_the_engine_s_own_moves_and_a_close_are_harmless(case: Case) -> None:
     result = explore(case, lambda: ExactWake(case.ranks), invariants=EXACT_INVARIANTS, limit=5_000_000)
     assert result.found is None, str(result.found)
     assert result.complete
@@ -100,6 +103,13 @@ def test_one_lost_done_strands_a_rank() -> None:
     result = explore(Case(2, ((0, 1), (1, 1)), sync=STEP_1, lost_done=True), lambda: ExactWake(2), limit=5_000)
     assert result.found is not None
     assert any(move.kind == "lose" for move in result.found.schedule)
+
+
+def test_closing_without_waiting_until_all_is_settled_strands_a_rank() -> None:
+    case = Case(2, ((0, 1),), sync=STEP_1, aborts=False, closes=True)
+    result = explore(case, lambda: alternatives.SettledTooSoon(2), limit=5_000)
+    assert result.found is not None
+    assert any(move.kind == "close" for move in result.found.schedule)
 
 
 def test_waking_on_every_done_never_comes_to_rest() -> None:
@@ -143,6 +153,17 @@ def test_the_walk_stops_at_its_limit_and_says_that_it_is_not_complete() -> None:
 
 
 def test_every_move_reads_as_a_sentence() -> None:
-    kinds = ["submit", "abort", "deliver", "lose", "poll", "abort inside step", "finish", "start again", "step"]
+    kinds = [
+        "submit",
+        "abort",
+        "close",
+        "deliver",
+        "lose",
+        "poll",
+        "abort inside step",
+        "finish",
+        "start again",
+        "step",
+    ]
     sentences = {str(Move(kind, 1, 2, 3)) for kind in kinds}
     assert len(sentences) == len(kinds)
