@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from testing import alternative_rules as alternatives
 
 from lockstep_trio.core import ExactWake, WaveRule
 from lockstep_trio.testing.explorer import EXACT_INVARIANTS, Case, Move, World, explore, replay
 from lockstep_trio.testing.rank_model import Sync
-
+from testing import alternative_rules as alternatives
 
 STEP_1 = Sync(first=True, every=2)
 NOT_STEP_1 = Sync(first=False, every=2)
@@ -106,7 +105,7 @@ def test_one_lost_done_strands_a_rank() -> None:
 
 
 def test_closing_without_waiting_until_all_is_settled_strands_a_rank() -> None:
-    case = Case(2, ((0, 1),), sync=STEP_1, aborts=False, closes=True)
+    case = Case(2, ((0, 1), (1, 1)), sync=STEP_1, aborts=False, closes=True)
     result = explore(case, lambda: alternatives.SettledTooSoon(2), limit=5_000)
     assert result.found is not None
     assert any(move.kind == "close" for move in result.found.schedule)

@@ -17,7 +17,6 @@ from lockstep_trio.testing.rank_model import (
     step_group,
 )
 
-
 DEFAULT = Sync()
 
 
