@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import lockstep_trio
-from lockstep_trio import errors
+from lockstep_trio import core, errors
 
 ERRORS = {
     "EngineLost",
@@ -21,6 +21,30 @@ ERRORS = {
     "WireError",
 }
 
+CLIENT = {
+    "EngineCoreRequest",
+    "FinishReason",
+    "Group",
+    "GroupLink",
+    "GroupStatistics",
+    "RankCounts",
+    "RankStatistics",
+    "RequestOutput",
+    "RequestStream",
+    "SamplingParams",
+    "VllmProtocol",
+    "open_group",
+    "open_zmq_link",
+}
+
+CORE = {
+    *("Submit", "Abort", "Close", "Progress", "LoadReported", "FenceAnswered", "WaveDone", "WaveAsked"),
+    *("RankDraining", "RankLost", "Event", "Request"),
+    *("SendAdd", "SendAbort", "SendStart", "SendFence", "EndRequests", "LoseRank", "LoseGroup", "Settled", "Ignored"),
+    *("Effect", "WaveRule", "ExactWake", "Start", "Fence", "WaveAction"),
+    *("GroupMachine", "GroupSnapshot", "RankSnapshot", "GroupPhase", "RankPhase", "History", "Load", "score"),
+}
+
 
 def test_errors_defines_these_names_and_no_other_public_ones() -> None:
     defined = {
@@ -32,7 +56,12 @@ def test_errors_defines_these_names_and_no_other_public_ones() -> None:
 
 
 def test_the_package_exports_exactly_this() -> None:
-    assert set(lockstep_trio.__all__) == ERRORS
+    assert set(lockstep_trio.__all__) == ERRORS | CLIENT
+
+
+def test_the_core_exports_exactly_this() -> None:
+    assert set(core.__all__) == CORE
+    assert [name for name in core.__all__ if not hasattr(core, name)] == []
 
 
 def test_exports_are_sorted_unique_and_present() -> None:

@@ -5,7 +5,22 @@ from __future__ import annotations
 from typing import assert_type
 
 import lockstep_trio
-from lockstep_trio import EngineLost, Fault, FaultKind, HandshakeError, LockstepError, Overloaded, RequestRejected
+from lockstep_trio import (
+    EngineCoreRequest,
+    EngineLost,
+    Fault,
+    FaultKind,
+    FinishReason,
+    Group,
+    GroupStatistics,
+    HandshakeError,
+    LockstepError,
+    Overloaded,
+    RequestOutput,
+    RequestRejected,
+    RequestStream,
+    VllmProtocol,
+)
 
 
 def errors_carry_typed_data(error: LockstepError) -> None:
@@ -34,3 +49,18 @@ def the_version_is_text() -> None:
 
 def a_fault_is_frozen(fault: Fault) -> None:
     fault.rank = 1  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def a_group_knows_the_types_of_its_protocol() -> None:
+    async with lockstep_trio.open_group("ipc:///run/hello", ranks=2, protocol=VllmProtocol()) as group:
+        assert_type(group, Group[EngineCoreRequest, RequestOutput])
+        stream = await group.submit(EngineCoreRequest([1, 2, 3]))
+        assert_type(stream, RequestStream[RequestOutput])
+        async with stream:
+            async for output in stream:
+                assert_type(output, RequestOutput)
+                assert_type(output.finish_reason, FinishReason | None)
+        assert_type(await group.call_utility("is_sleeping"), dict[int, object])
+        assert_type(group.statistics(), GroupStatistics)
+        assert_type(group.statistics().state.clock, int | None)
+        assert_type(await group.wait_failed(), Fault)

@@ -1,0 +1,184 @@
+"""What an engine's wire protocol must offer: the contract between ``engines`` and ``runtime``.
+
+A protocol translates between requests, outputs and frames. It holds no machine, opens no socket and reads no
+clock. A third engine is one more folder beside ``vllm`` that offers these classes.
+
+Life of a connection: ``EngineProtocol.handshake`` -> frames are fed to the ``Handshake`` until ``complete`` ->
+``EngineProtocol.session(infos)`` -> a ``Session`` that encodes and decodes for that very engine version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias, TypeVar, final
+
+import attrs
+
+Frame: TypeAlias = bytes | memoryview
+"""One ZeroMQ frame. Owned by whoever received it; never written to."""
+
+RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+OutputT_co = TypeVar("OutputT_co", covariant=True)
+
+
+@final
+@attrs.frozen
+class RankEndpoints:
+    """Where one rank shall connect to: its own input and output socket."""
+
+    input: str
+    """Endpoint of our ROUTER: requests flow to the rank through it."""
+    output: str
+    """Endpoint of our PULL: outputs come back through it."""
+
+
+@final
+@attrs.frozen
+class RankInfo:
+    """What one rank told about itself while it started. Everything but ``rank`` may be None (not told)."""
+
+    rank: int
+    version: str | None = None
+    """Engine version as reported."""
+    data_parallel_size: int | None = None
+    """Number of ranks the engine believes to be in its lockstep group; 1 for an independent rank."""
+    config_hash: str | None = None
+    """Hash of the parallel configuration, equal on all ranks that fit together."""
+    max_model_len: int | None = None
+    """Longest prompt plus output, tokens."""
+    raw: Mapping[str, object] = attrs.field(factory=dict, repr=False)
+    """READY and registration maps merged, as they came."""
+
+
+@final
+@attrs.frozen
+class RequestHead:
+    """The part of a request that the runtime needs; the rest is the engine's business."""
+
+    request_id: str | None
+    """The caller's id, None to have one made."""
+    rank: int | None
+    """Pinned rank, None to have one selected."""
+
+
+@final
+@attrs.frozen
+class LoadReport:
+    """A rank's own account of its queues."""
+
+    waiting: int = 0
+    """Requests queued, not yet running."""
+    running: int = 0
+    """Requests that take part in steps."""
+    kv_usage: float | None = None
+    """Share of the KV cache in use, 0 to 1; None if not told."""
+
+
+@final
+@attrs.frozen
+class UtilityReply:
+    """A rank's answer to one utility call."""
+
+    call_id: int
+    failure: str | None
+    """The engine's words, None on success."""
+    result: object
+    """Plain msgpack data; None on failure."""
+
+
+@final
+@attrs.define
+class Batch:
+    """One message of a rank, decoded as far as it could be. Handled in the order of its fields."""
+
+    outputs: Sequence[tuple[str, bool, object]] = ()
+    """(wire id, whether it is the request's last output, raw output for ``Session.merge``), in order."""
+    utility: UtilityReply | None = None
+    wave_done: int | None = None
+    """Number of the wave that this rank completed; 0 is a number."""
+    wave_asked: int | None = None
+    """Number of a wave that this rank asks to be started."""
+    load: LoadReport | None = None
+    dead: bool = False
+    """The message is the engine's own notice of its death; nothing else is in it."""
+    damage: tuple[str, ...] = ()
+    """Parts that could not be read and were left out, none of them vital."""
+
+
+class Handshake(Protocol):
+    """The startup conversation with all ranks, sans-IO. Errors are ``HandshakeError`` and end it for good."""
+
+    def receive(self, identity: bytes, frames: Sequence[bytes]) -> tuple[bytes, ...] | None:
+        """A message on the handshake socket. Returns the frames to answer that identity with, or None."""
+        ...
+
+    def registered(self, rank: int, frames: Sequence[bytes]) -> None:
+        """The first message of ``rank`` on its own input socket (frames without the identity)."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Every rank is ready and registered."""
+        ...
+
+    @property
+    def stages(self) -> Mapping[int, str]:
+        """Rank -> the stage it is at, for people."""
+        ...
+
+    def infos(self) -> tuple[RankInfo, ...]:
+        """What the ranks told, by rank. Only once ``complete``."""
+        ...
+
+
+class Session(Protocol[RequestT_contra, OutputT_co]):
+    """Encoder and decoder for one connected group."""
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether the ranks step in lockstep and need waves to be started."""
+        ...
+
+    @property
+    def fence_method(self) -> str:
+        """A harmless utility method whose reply proves that everything sent before it was consumed."""
+        ...
+
+    def head(self, request: RequestT_contra) -> RequestHead: ...
+
+    def encode_add(self, request: RequestT_contra, wire_id: str) -> tuple[Frame, ...]:
+        """Check the request against everything that is known, then encode it. Raises ``RequestRejected``."""
+        ...
+
+    def encode_abort(self, wire_ids: Sequence[str]) -> tuple[Frame, ...]: ...
+
+    def encode_start(self, wave: int, exclude: int | None) -> tuple[Frame, ...]: ...
+
+    def encode_utility(self, call_id: int, method: str, args: Sequence[object]) -> tuple[Frame, ...]:
+        """Raises ``RequestRejected`` for arguments that are not plain data."""
+        ...
+
+    def decode(self, frames: Sequence[Frame]) -> Batch:
+        """Raises ``WireError`` if the message, or a vital part of it, cannot be read."""
+        ...
+
+    def merge(self, request_id: str, rank: int, raw: Sequence[object]) -> OutputT_co:
+        """The typed view of one or more raw outputs of one request, oldest first, as one."""
+        ...
+
+
+class EngineProtocol(Protocol[RequestT_contra, OutputT_co]):
+    """An engine's wire protocol as a whole."""
+
+    def identity(self, rank: int) -> bytes:
+        """The ZeroMQ identity of a rank's input connection."""
+        ...
+
+    def handshake(self, endpoints: Sequence[RankEndpoints]) -> Handshake: ...
+
+    def session(self, infos: Sequence[RankInfo], *, lockstep: bool | None) -> Session[RequestT_contra, OutputT_co]:
+        """Settle on version, limits and lockstep. ``lockstep`` overrides the detection.
+
+        Raises ``HandshakeError`` if the ranks disagree with each other or with their number.
+        """
+        ...

@@ -1,0 +1,120 @@
+"""What we send: request frames as (type, payload), without the identity that the runtime puts in front.
+
+The type is one byte (``EngineCoreRequestType``); a byte that the engine does not know kills its input thread, as
+does a payload that it cannot decode. Read from ``vllm/v1/engine/__init__.py`` and ``core.py``, 0.20 to 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lockstep_trio.engines.vllm.admission import Admitted
+from lockstep_trio.engines.vllm.checks import reject
+from lockstep_trio.engines.vllm.packing import pack
+from lockstep_trio.errors import RequestRejected
+
+ADD: Final = b"\x00"
+ABORT: Final = b"\x01"
+START_DP_WAVE: Final = b"\x02"
+UTILITY: Final = b"\x03"
+
+CLIENT_INDEX: Final = 0
+"""We are the only front end. An index that the engine has no output socket for kills its output thread."""
+
+FAULT_TOLERANCE_METHOD: Final = "handle_fault_tolerance"
+"""Handled by the engine's input thread outside of any ``try`` (``FT_UTILITY_METHOD``); not for anybody to call."""
+
+MAX_DEPTH: Final = 32
+"""Deepest nesting of a utility argument. The engine's decoder gives up at its recursion limit, and dies of it."""
+
+
+def encode_add(wire_id: str, admitted: Admitted, priority_position: int | None) -> tuple[bytes, bytes]:
+    """An ADD.
+
+    The array stops where the defaults begin: its first nine items have not moved since 0.17, the tail has three
+    times. ``arrival_time`` is a float and not nil. The rank is left out on purpose: the socket says it.
+    """
+    head: list[object] = [
+        wire_id,
+        admitted.prompt,
+        None,  # mm_features
+        admitted.sampling,
+        None,  # pooling_params
+        admitted.arrival_time,
+        None,  # lora_request
+        admitted.cache_salt,
+        None,  # data_parallel_rank
+    ]
+    if admitted.priority:
+        assert priority_position is not None  # or admission would have refused it
+        head += _tail(admitted.priority, priority_position)
+    return ADD, pack(head)
+
+
+def _tail(priority: int, position: int) -> list[object]:
+    """prompt_embeds [, prompt_is_token_ids from 0.21], client_index, current_wave, priority."""
+    return [*(None for _ in range(position - 11)), CLIENT_INDEX, 0, priority]
+
+
+def encode_abort(wire_ids: Sequence[str]) -> tuple[bytes, bytes]:
+    """An ABORT. Ids that the engine does not know are harmless; it does not answer."""
+    return ABORT, pack(list(wire_ids))
+
+
+def encode_start(wave: int, exclude: int | None) -> tuple[bytes, bytes]:
+    """A START_DP_WAVE, obeyed by every rank but ``exclude`` whose own wave number is not above ``wave``."""
+    return START_DP_WAVE, pack([wave, exclude])
+
+
+def encode_utility(call_id: int, method: str, args: Sequence[object]) -> tuple[bytes, bytes]:
+    """A UTILITY call.
+
+    Raises:
+        RequestRejected: ``args`` holds something that the engine's decoder would die of.
+    """
+    if not _is_method(method):
+        raise reject("method", method, f"the name of a method of the engine's, other than {FAULT_TOLERANCE_METHOD}")
+    for at, value in enumerate(args):
+        _check_plain(f"args[{at}]", value, MAX_DEPTH)
+    return UTILITY, pack([CLIENT_INDEX, call_id, method, list(args)])
+
+
+def _is_method(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and name != FAULT_TOLERANCE_METHOD
+
+
+def _check_plain(field: str, value: object, depth: int) -> None:
+    """Data that needs no extension type and no hook at the other end."""
+    if value is None or isinstance(value, (bool, float, bytes)):
+        return
+    if depth == 0 and isinstance(value, (list, tuple, dict)):
+        raise reject(field, value, f"nested at most {MAX_DEPTH} deep")
+    match value:
+        case int():
+            if not -(2**63) <= value < 2**64:
+                raise reject(field, value, "an integer of at most 64 bits")
+        case str():
+            _check_text(field, value)
+        case list() | tuple() if type(value) in (list, tuple):
+            for at, each in enumerate(value):
+                _check_plain(f"{field}[{at}]", each, depth - 1)
+        case dict():
+            for key, each in value.items():
+                _check_key(field, key)
+                _check_plain(f"{field}[{key!r}]", each, depth - 1)
+        case _:
+            raise reject(field, value, "plain data: None, bool, int, float, str, bytes, lists and dicts of them")
+
+
+def _check_key(field: str, key: object) -> None:
+    if not isinstance(key, (str, int)) or isinstance(key, bool):
+        raise reject(field, key, "a dict with strings or integers for keys")
+    _check_plain(f"a key of {field}", key, 1)
+
+
+def _check_text(field: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise RequestRejected(field, value, "text without lone surrogates") from None

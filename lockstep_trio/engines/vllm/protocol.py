@@ -1,0 +1,140 @@
+"""vLLM's wire protocol as a whole, for engines from 0.20 to 0.33: what the ranks told decides how to speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast, final
+
+import attrs
+
+from lockstep_trio.engines.protocol import Batch, Frame, RankEndpoints, RankInfo, RequestHead
+from lockstep_trio.engines.vllm import encode, outputs, result
+from lockstep_trio.engines.vllm.admission import admit, check_head
+from lockstep_trio.engines.vllm.agreement import check_agreement, settle_lockstep
+from lockstep_trio.engines.vllm.checks import Limits
+from lockstep_trio.engines.vllm.handshake import VllmHandshake, identity_of
+from lockstep_trio.engines.vllm.request import EngineCoreRequest
+from lockstep_trio.engines.vllm.result import RequestOutput
+from lockstep_trio.engines.vllm.version import SUPPORTED, is_supported, parse_version, priority_position, settle_version
+
+FENCE_METHOD: Final = "is_sleeping"
+"""In every version, without side effects, answered by a parked rank without waking it."""
+
+
+@final
+@attrs.frozen
+class VllmSession:
+    """Encoder and decoder for one connected group. ``Session`` of ``lockstep_trio.engines.protocol``."""
+
+    lockstep: bool
+    """Whether the ranks step in lockstep and need waves to be started."""
+    limits: Limits = attrs.field(factory=Limits)
+    """What requests are checked against."""
+
+    @property
+    def fence_method(self) -> str:
+        """A harmless utility method."""
+        return FENCE_METHOD
+
+    def head(self, request: EngineCoreRequest) -> RequestHead:
+        """The caller's id and pinned rank.
+
+        Raises:
+            RequestRejected: One of them is of the wrong type.
+        """
+        return RequestHead(*check_head(request))
+
+    def encode_add(self, request: EngineCoreRequest, wire_id: str) -> tuple[Frame, ...]:
+        """Check the request against everything that is known, then encode it.
+
+        Raises:
+            RequestRejected: With the field, the value and the limit.
+        """
+        return encode.encode_add(wire_id, admit(request, self.limits), self.limits.priority_position)
+
+    def encode_abort(self, wire_ids: Sequence[str]) -> tuple[Frame, ...]:
+        """An ABORT."""
+        return encode.encode_abort(wire_ids)
+
+    def encode_start(self, wave: int, exclude: int | None) -> tuple[Frame, ...]:
+        """A START_DP_WAVE."""
+        return encode.encode_start(wave, exclude)
+
+    def encode_utility(self, call_id: int, method: str, args: Sequence[object]) -> tuple[Frame, ...]:
+        """A UTILITY call.
+
+        Raises:
+            RequestRejected: An argument is not plain data.
+        """
+        return encode.encode_utility(call_id, method, args)
+
+    def decode(self, frames: Sequence[Frame]) -> Batch:
+        """One message of a rank.
+
+        Raises:
+            WireError: It cannot be read, or a wave in it cannot.
+        """
+        return outputs.decode(frames)
+
+    def merge(self, request_id: str, rank: int, raw: Sequence[object]) -> RequestOutput:
+        """One or more raw outputs of ``decode``, of one request and oldest first, as one.
+
+        Raises:
+            WireError: A token id is not an integer.
+        """
+        return result.merge(request_id, rank, cast("Sequence[Sequence[object]]", raw))
+
+
+@final
+@attrs.frozen
+class VllmProtocol:
+    r"""The protocol of vLLM 0.20 to 0.33, text path. ``EngineProtocol`` of ``lockstep_trio.engines.protocol``.
+
+    What the engines do not tell can be told here, and makes admission tighter: without ``vocab_size`` a token id
+    beyond the vocabulary passes, and kills the group.
+
+    Example:
+        >>> protocol = VllmProtocol(vocab_size=151_936)
+        >>> protocol.identity(1)
+        b'\x01\x00'
+    """
+
+    vocab_size: int | None = attrs.field(default=None, kw_only=True)
+    """The model's vocabulary as the engine counts it; None if unknown."""
+    max_logprobs: int = attrs.field(default=20, kw_only=True)
+    """The engines' ``--max-logprobs``; -1 for no limit but the vocabulary."""
+    version: str | None = attrs.field(default=None, kw_only=True)
+    """Speak to the engines as to this version, whatever they say; None to go by what they say."""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse settings that cannot be meant."""
+        if self.vocab_size is not None and not 0 < self.vocab_size <= 2**31:
+            raise ValueError(f"vocab_size is {self.vocab_size}; it must be from 1 to 2**31")
+        if self.max_logprobs < -1:
+            raise ValueError(f"max_logprobs is {self.max_logprobs}; it must be -1 or more")
+        if self.version is not None and not is_supported(parse_version(self.version)):
+            raise ValueError(f"version is {self.version!r}; it must be from {SUPPORTED}")
+
+    def identity(self, rank: int) -> bytes:
+        """The rank's index as two bytes, little endian."""
+        return identity_of(rank)
+
+    def handshake(self, endpoints: Sequence[RankEndpoints]) -> VllmHandshake:
+        """A new conversation with one rank per pair of endpoints."""
+        return VllmHandshake(endpoints)
+
+    def session(self, infos: Sequence[RankInfo], *, lockstep: bool | None = None) -> VllmSession:
+        """Settle on version, limits and lockstep.
+
+        Args:
+            infos: What the ranks told, by rank.
+            lockstep: Whether they step in lockstep, if the caller knows better; None to go by what they told.
+
+        Raises:
+            HandshakeError: The ranks disagree with each other or with their number, or are of a version that is
+                not supported.
+        """
+        check_agreement(infos)
+        version = settle_version(infos, self.version)
+        limits = Limits(self.vocab_size, self.max_logprobs, infos[0].max_model_len, priority_position(version, infos))
+        return VllmSession(settle_lockstep(infos, lockstep), limits)

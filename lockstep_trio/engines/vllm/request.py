@@ -1,0 +1,84 @@
+"""What a caller asks of a vLLM engine. Plain frozen values: nothing is checked before they are submitted.
+
+The names are those of ``EngineCoreRequest`` (``vllm/v1/engine/__init__.py``) and ``SamplingParams``
+(``vllm/sampling_params.py``). What those classes compute from a tokenizer is given here as token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import attrs
+
+
+@final
+@attrs.frozen
+class SamplingParams:
+    """How to pick the tokens of one request. The defaults are the engine's own.
+
+    The ranges are those that the engine itself insists on. It does so while it decodes the request and outside
+    of any ``try``, so a value out of range would not be refused there: it would kill the engine. Hence they are
+    checked here, by ``submit``, which raises ``RequestRejected``.
+    """
+
+    temperature: float = 1.0
+    """0 to 2; 0 is greedy."""
+    top_p: float = 1.0
+    """Above 0, up to 1; 1 is off."""
+    top_k: int = 0
+    """0 and -1 are off."""
+    min_p: float = 0.0
+    """0 to 1; 0 is off."""
+    presence_penalty: float = 0.0
+    """-2 to 2; 0 is off."""
+    frequency_penalty: float = 0.0
+    """-2 to 2; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Above 0, finite; 1 is off."""
+    seed: int | None = None
+    """Signed 64 bits. None: the engine's own generator, shared by its requests."""
+    max_tokens: int = 16
+    """Most tokens to generate, 1 or more. The request also ends where the model's context does."""
+    min_tokens: int = 0
+    """Fewest tokens before a stop token may come; up to ``max_tokens``."""
+    stop_token_ids: Sequence[int] = ()
+    """Each of these ends the request. A model's second and further end-of-sequence ids belong here."""
+    eos_token_id: int | None = None
+    """The model's end-of-sequence id. The engine does not look it up by itself; None means that there is none."""
+    ignore_eos: bool = False
+    """Go on after ``eos_token_id``."""
+    logprobs: int | None = None
+    """Log-probabilities per output token, up to the engine's ``max_logprobs``; 0 is the sampled token alone, -1
+    the whole vocabulary, None off. They are in ``RequestOutput.raw``, as the engine sent them."""
+    prompt_logprobs: int | None = None
+    """Likewise per prompt token."""
+    logit_bias: Mapping[int, float] | None = None
+    """Token id -> what to add to its logit, -100 to 100."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Only these may come. None: all; empty is refused."""
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    """Sequences of token ids that must not come."""
+    n: int = 1
+    """Always 1: one request is one sequence."""
+
+
+@final
+@attrs.frozen
+class EngineCoreRequest:
+    """One text request: a prompt of token ids and how to go on from it."""
+
+    prompt_token_ids: Sequence[int]
+    """The prompt, 1 to ``max_model_len - 1`` ids. A list of ints is the fast case; arrays are accepted."""
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+    """How to pick tokens."""
+    request_id: str | None = attrs.field(default=None, kw_only=True)
+    """The caller's name for the request, up to 256 characters; None to have one made."""
+    data_parallel_rank: int | None = attrs.field(default=None, kw_only=True)
+    """The rank that shall run it; None to have one chosen."""
+    priority: int = attrs.field(default=0, kw_only=True)
+    """Lower is sooner, where the engine schedules by priority. Signed 64 bits."""
+    cache_salt: str | None = attrs.field(default=None, kw_only=True)
+    """Requests share cached prefixes only with those of the same salt."""
+    arrival_time: float = attrs.field(default=0.0, kw_only=True)
+    """Breaks ties of priority: earlier is sooner. Seconds of whatever clock all requests use."""

@@ -1,0 +1,35 @@
+"""What can be imported from the engines. A change here is a change for everybody who uses the package."""
+
+from __future__ import annotations
+
+from lockstep_trio import engines
+from lockstep_trio.engines import vllm
+
+
+def test_the_contract_exports_exactly_this() -> None:
+    assert engines.__all__ == [
+        "Batch",
+        "EngineProtocol",
+        "Frame",
+        "Handshake",
+        "LoadReport",
+        "RankEndpoints",
+        "RankInfo",
+        "RequestHead",
+        "Session",
+        "UtilityReply",
+    ]
+    assert all(hasattr(engines, name) for name in engines.__all__)
+
+
+def test_vllm_exports_exactly_this() -> None:
+    assert vllm.__all__ == [
+        "EngineCoreRequest",
+        "FinishReason",
+        "RequestOutput",
+        "SamplingParams",
+        "VllmHandshake",
+        "VllmProtocol",
+        "VllmSession",
+    ]
+    assert all(hasattr(vllm, name) for name in vllm.__all__)
