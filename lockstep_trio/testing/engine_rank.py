@@ -1,0 +1,233 @@
+"""A model rank that speaks vLLM's wire: bytes in, bytes out, steps when told. It opens no socket and reads no clock.
+
+This is the engine's half of the conversation, written independently of ``lockstep_trio.engines.vllm`` so that each
+can catch the other's mistakes. Layouts as in vLLM 0.32.0: ``EngineCoreRequest`` (positions 0, 1 and 3),
+``EngineCoreOutput`` (18 items) and ``EngineCoreOutputs`` (9 items), ``vllm/v1/engine/__init__.py``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import attrs
+import msgpack
+
+from .rank_model import Add, Answer, Call, Done, Drop, FromRank, Out, RankModel, StartWave, Sync, ToRank
+
+DEAD = b"ENGINE_CORE_DEAD"
+"""The one-frame message by which an engine tells of its own death."""
+
+LENGTH = 1
+"""``FinishReason.LENGTH``."""
+VOCABULARY = 256
+
+DEFAULT_SYNC = Sync()
+
+
+@final
+@attrs.define
+class Job:
+    """A request that the rank holds: what its next token depends on."""
+
+    last_token: int
+    emitted: int = 0
+
+    def next_token(self) -> int:
+        """Depends on prompt and position alone, so that two ranks can be compared token by token."""
+        self.last_token = (self.last_token * 31 + self.emitted * 7 + 1) % VOCABULARY
+        self.emitted += 1
+        return self.last_token
+
+
+@final
+class EngineRank:
+    """One rank. ``receive`` what arrives, then ``poll`` and ``step`` it; what it sends is collected in ``sent``.
+
+    Args:
+        index: Its index in the group.
+        size: Ranks in its lockstep group; 1 makes it an independent rank with any ``index``.
+        sync: When the group agrees on a drain.
+        version: Engine version that it claims.
+        max_model_len: Context length that it claims.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        size: int = 1,
+        sync: Sync = DEFAULT_SYNC,
+        version: str = "0.32.0",
+        max_model_len: int = 4096,
+    ) -> None:
+        self.size = size
+        self.model = RankModel(index, sync)
+        self.arrived: deque[ToRank] = deque()
+        """What has come in and was not taken by a poll yet."""
+        self.sent: deque[tuple[bytes, ...]] = deque()
+        """Messages for the client, oldest first. The transport takes them from here."""
+        self.log: list[ToRank] = []
+        """Everything that came in, in order of arrival."""
+        self.steps = 0
+        self._version = version
+        self._max_model_len = max_model_len
+        self._jobs: dict[str, Job] = {}
+        self._calls: dict[int, str] = {}
+
+    @property
+    def index(self) -> int:
+        return self.model.index
+
+    @property
+    def lockstep(self) -> bool:
+        return self.size > 1
+
+    # -- startup -------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> bytes:
+        return self.index.to_bytes(2, "little")
+
+    @staticmethod
+    def hello() -> bytes:
+        return _pack({"status": "HELLO", "local": False, "headless": True})
+
+    def ready(self) -> bytes:
+        extra = {"parallel_config_hash": "the same on every rank"} if self.lockstep else {}
+        return _pack({"status": "READY", "local": False, "headless": True, **extra})
+
+    def registration(self) -> bytes:
+        return _pack(
+            {
+                "max_model_len": self._max_model_len,
+                "num_gpu_blocks": 8192,
+                "block_size": 128,
+                "dp_stats_address": None,
+                "dtype": "float32",
+                "vllm_version": self._version,
+                "world_size": 1,
+                "data_parallel_size": self.size,
+                "data_parallel_rank": self.index,
+            }
+        )
+
+    @staticmethod
+    def endpoints(init: bytes) -> tuple[str, str]:
+        """(input, output) to connect to, from the client's INIT."""
+        addresses = msgpack.unpackb(init)["addresses"]
+        return addresses["inputs"][0], addresses["outputs"][0]
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def receive(self, frames: Sequence[bytes]) -> None:
+        """A message of the client has arrived. The loop takes it at its next poll."""
+        message = self._decode(frames)
+        self.log.append(message)
+        self.arrived.append(message)
+
+    def _decode(self, frames: Sequence[bytes]) -> ToRank:
+        kind, payload = frames[0], msgpack.unpackb(frames[1])
+        match bytes(kind):
+            case b"\x00":
+                wire_id, prompt, sampling = payload[0], payload[1], payload[3]
+                self._jobs[wire_id] = Job(prompt[-1])
+                return Add(wire_id, sampling["max_tokens"])
+            case b"\x01":
+                return Drop(tuple(payload))
+            case b"\x02":
+                return StartWave(*payload)
+            case b"\x03":
+                self._calls[payload[1]] = payload[2]
+                return Call(payload[1])
+            case _:
+                raise ValueError(f"request type {kind!r} would kill a real engine's input thread")
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def poll(self, count: int | None = None) -> None:
+        """Take ``count`` of the arrived messages (None: all), then go to the barrier or park."""
+        taken = [self.arrived.popleft() for _ in range(len(self.arrived) if count is None else count)]
+        if not self.lockstep:  # a plain engine logs a START as an error and goes on
+            taken = [message for message in taken if not isinstance(message, StartWave)]
+        self._emit(self.model.poll(taken))
+
+    def step(self) -> bool:
+        """First half of a step. Returns whether the second half needs the others' answers."""
+        self.steps += 1
+        self._emit(self.model.step())
+        if not self.lockstep:
+            return False
+        if not self.model.syncs:
+            self.conclude(anyone_holds=True)
+        return self.model.syncs
+
+    def conclude(self, *, anyone_holds: bool) -> None:
+        """Second half of a step that syncs."""
+        self._emit(self.model.conclude(anyone_holds))
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.model.held)
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def _emit(self, messages: Sequence[FromRank]) -> None:
+        outputs = [self._output(message) for message in messages if isinstance(message, Out)]
+        if outputs:
+            self.sent.append(self.message(outputs=outputs, stats=self._stats()))
+        for message in messages:
+            if isinstance(message, Answer):
+                self.sent.append(self.message(utility=[message.call_id, *self._reply(message.call_id)]))
+            elif isinstance(message, Done):
+                self.sent.append(self.message(wave_done=message.wave))
+        for wire_id in self._jobs.keys() - self.model.held.keys() - {each.wire_id for each in self._adds()}:
+            del self._jobs[wire_id]
+
+    def _adds(self) -> list[Add]:
+        return [message for message in self.arrived if isinstance(message, Add)]
+
+    def _output(self, out: Out) -> list[Any]:
+        token = self._jobs[out.wire_id].next_token()
+        return [out.wire_id, [token], None, None, None, LENGTH if out.final else None, *[None] * 12]
+
+    def _stats(self) -> dict[str, Any]:
+        held = len(self.model.held)
+        return {"num_running_reqs": held, "num_waiting_reqs": 0, "kv_cache_usage": min(1.0, held / 256)}
+
+    def _reply(self, call_id: int) -> tuple[str | None, list[Any] | None]:
+        """(failure, result) of a utility call. The ``mock_`` methods exist on mock ranks only."""
+        method = self._calls.pop(call_id)
+        answers: dict[str, Callable[[], Any]] = {
+            "is_sleeping": lambda: False,
+            "get_supported_tasks": lambda: ["generate"],
+            "mock_log": lambda: [[type(message).__name__, *attrs.astuple(message)] for message in self.log],
+            "mock_state": lambda: {
+                "wave": self.model.wave,
+                "held": sorted(self.model.held),
+                "steps": self.steps,
+                "running": self.model.running,
+            },
+        }
+        if method not in answers:
+            return f"Call to {method} method failed: 'EngineCoreProc' object has no attribute '{method}'", None
+        return None, [None, answers[method]()]
+
+    def message(
+        self,
+        *,
+        outputs: Sequence[Any] = (),
+        stats: dict[str, Any] | None = None,
+        utility: list[Any] | None = None,
+        wave_done: int | None = None,
+        wave_asked: int | None = None,
+    ) -> tuple[bytes, ...]:
+        """One ``EngineCoreOutputs``, also for sending what a well-behaved rank would not."""
+        return (_pack([self.index, list(outputs), stats, 0.0, utility, None, wave_done, wave_asked, None]),)
+
+
+def _pack(value: Any) -> bytes:
+    packed = msgpack.packb(value)
+    assert isinstance(packed, bytes)
+    return packed

@@ -1,0 +1,28 @@
+"""The page about the command line knows every command, option and exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep_trio.cli.commands import cli
+from lockstep_trio.cli.exits import Exit
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_option_of_a_command_is_in_its_section(name: str) -> None:
+    section = PAGE.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    options = [option for each in cli.commands[name].params for option in (*each.opts, *each.secondary_opts)]
+    missing = [
+        option for option in options if f"`{option if option.startswith('-') else option.upper()}`" not in section
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("code", list(Exit))
+def test_every_exit_code_is_on_the_page_and_in_the_help_of_the_probe(code: Exit) -> None:
+    assert f"\n| {code} |" in PAGE
+    assert f"\n  {code}  " in (cli.commands["probe"].epilog or "")
