@@ -1,0 +1,405 @@
+"""The coordinator: the one place where the machine is told things and where its effects are carried out.
+
+Rank tasks and callers put what happens into an inbox; one task takes it out, in order. Between an event and the
+last of its effects there is no checkpoint, so a submit is an ADD plus its wake or nothing at all, whoever is
+cancelled meanwhile.
+
+One short cut: a submit that makes no wave transition, because the group is stepping or has no waves, is handled in
+the caller's own task, by the same function. It can overtake what still lies in the inbox. A DONE that it overtakes
+finds the new request unproven and wakes again; a loss or a close that it overtakes ends the new request like any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, assert_never, final
+
+import attrs
+import trio
+
+from lockstep_trio.core import (
+    Abort,
+    Close,
+    Effect,
+    EndRequests,
+    Event,
+    FenceAnswered,
+    GroupMachine,
+    Ignored,
+    LoadReported,
+    LoseGroup,
+    LoseRank,
+    Progress,
+    RankLost,
+    Request,
+    SendAbort,
+    SendAdd,
+    SendFence,
+    SendStart,
+    Settled,
+    Submit,
+    WaveAsked,
+    WaveDone,
+)
+from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, Session
+from lockstep_trio.errors import (
+    EngineLost,
+    Fault,
+    GroupClosed,
+    GroupFailed,
+    LockstepError,
+    RankFailed,
+    RequestRejected,
+    StreamOverflow,
+)
+
+from .rank import RankDriver
+from .stream import StreamBuffer
+from .waiting import Slot
+
+logger = logging.getLogger("lockstep_trio")
+
+BURST = 256
+"""Items that the coordinator takes from its inbox before other tasks get a turn."""
+
+
+@final
+@attrs.define
+class RankCounts:
+    """What has been sent to and heard from one rank since the group came up, in messages unless it says otherwise."""
+
+    adds: int = 0
+    aborts: int = 0
+    starts: int = 0
+    fences: int = 0
+    dones: int = 0
+    outputs: int = 0
+    """Outputs of single requests; a message carries many."""
+    strays: int = 0
+    """Outputs nobody waited for: of aborted requests, mostly."""
+    last_done: int | None = None
+    """The last wave that this rank reported complete, None before the first."""
+
+
+@final
+@attrs.define
+class Submission:
+    """A request on its way in."""
+
+    buffer: StreamBuffer
+    add: Sequence[Frame]
+    pin: int | None
+    size: int
+    slot: Slot[None] = attrs.field(factory=Slot[None])
+
+
+Item: TypeAlias = Event | Submission
+
+
+@final
+class Coordinator:
+    """The machine, the rank drivers and the streams of one group. Lives in one Trio task tree."""
+
+    def __init__(
+        self,
+        machine: GroupMachine,
+        session: Session[Any, Any],
+        drivers: Sequence[RankDriver],
+        *,
+        unread_limit: int,
+    ) -> None:
+        self.machine = machine
+        self.session = session
+        self.drivers = drivers
+        self.counts = [RankCounts() for _ in drivers]
+        self.settled = trio.Event()
+        self.failed = trio.Event()
+        self._unread_limit = unread_limit
+        self._inbox, self._outlet = trio.open_memory_channel[Item](float("inf"))
+        self._buffers: dict[str, StreamBuffer] = {}
+        """Wire id -> stream of a request that is in flight and whose caller is still there."""
+        self._callers: set[str] = set()
+        """The callers' ids of these."""
+        self._unreported: dict[int, LoadReport] = {}
+        """Latest load per rank that the machine has not been told yet."""
+        self._losses: list[Fault] = []
+        """Losses noticed while effects are being carried out; told to the machine right after."""
+        self._busy = False
+        self._parked: trio.Event | None = None
+        """Set, and gone, when the machine is next settled; there only while somebody waits for that."""
+        self._sequence = 0
+        self._over = False
+        for driver in drivers:
+            driver.listener = self
+
+    # -- callers -------------------------------------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        """A number that was never used in this group: for wire ids and call ids."""
+        self._sequence += 1
+        return self._sequence
+
+    async def submit(self, submission: Submission) -> None:
+        """Admit a request: its ADD and the wake it is owed are queued, or an error is raised and nothing is.
+
+        Cancellation: either it has not been admitted and never will be, or it has been and this returns.
+        """
+        await trio.lowlevel.checkpoint()
+        if self._over:
+            raise GroupClosed
+        # At the bound too: what still lies in the inbox may be the very abort or final output that makes room.
+        if self.machine.submit_wakes or self.machine.in_flight >= self.machine.max_in_flight:
+            self._inbox.send_nowait(submission)
+            await submission.slot.wait()
+        else:
+            self._admit(submission)
+
+    def leave(self, buffer: StreamBuffer) -> None:
+        """The caller has no more interest. Never blocks; to be called in the run's own thread."""
+        if not buffer.over:
+            buffer.fail(lambda: GroupClosed("the stream was left"))
+            self._forget(buffer.wire_id)
+            self.post(Abort((buffer.wire_id,)))
+
+    @property
+    def over(self) -> bool:
+        """The group is closed: nothing more will be sent."""
+        return self._over or self.settled.is_set()
+
+    def post(self, event: Event) -> None:
+        """Put an event into the inbox. Dropped once the group is over."""
+        if not self._over:
+            self._inbox.send_nowait(event)
+
+    # -- the one task --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take events and submissions out of the inbox, one after the other."""
+        while True:
+            self._take(await self._outlet.receive())
+            # One turn for all that has gathered, up to a bound: a turn each would lag behind a large group.
+            for _ in range(BURST):
+                try:
+                    item = self._outlet.receive_nowait()
+                except trio.WouldBlock:
+                    break
+                self._take(item)
+
+    def _take(self, item: Item) -> None:
+        if not isinstance(item, Submission):
+            self.tell(item)
+        elif not item.slot.abandoned:
+            self._answer(item)
+
+    def _answer(self, submission: Submission) -> None:
+        try:
+            self._admit(submission)
+        except LockstepError as error:
+            refusal = error
+            submission.slot.fail(lambda: refusal)
+        else:
+            if submission.slot.abandoned:  # in this very moment, by a finalizer that cancelled
+                self.leave(submission.buffer)
+            submission.slot.deliver(None)
+
+    @trio.lowlevel.enable_ki_protection  # it may run in the caller's task: a Ctrl-C must not part the ADD from its wake
+    def _admit(self, submission: Submission) -> None:
+        buffer = submission.buffer
+        if buffer.request_id in self._callers:
+            raise RequestRejected("request_id", buffer.request_id, "an id of no request in flight")
+        self._report_loads(*self._unreported)
+        backlog = {driver.rank: driver.outbox_bytes for driver in self.drivers if driver.outbox_bytes}
+        event = Submit(Request(buffer.wire_id, submission.pin, submission.size), backlog)
+        effects = self.machine.handle(event, trio.current_time())
+        self._buffers[buffer.wire_id] = buffer
+        self._callers.add(buffer.request_id)
+        self._carry_out(effects, submission.add)
+        if buffer.error is not None:  # the ADD or its wake could not be sent: the request was taken back
+            raise buffer.error()
+
+    def tell(self, event: Event) -> None:
+        """Let the machine handle an event, and carry out what it wants, all in one go."""
+        self._carry_out(self.machine.handle(event, trio.current_time()))
+
+    def _carry_out(self, effects: Sequence[Effect], add: Sequence[Frame] = ()) -> None:
+        self._busy = True
+        for effect in effects:
+            self._do(effect, add)
+        self._busy = False
+        while self._losses:
+            self.tell(RankLost(self._losses.pop(0)))
+        if self._parked is not None and self.machine.settled:
+            self._parked.set()
+            self._parked = None
+
+    def _do(self, effect: Effect, add: Sequence[Frame]) -> None:
+        match effect:
+            case SendAdd(rank, wire_id):
+                self._buffers[wire_id].rank = rank
+                self.counts[rank].adds += 1
+                self.drivers[rank].queue(add)
+            case SendAbort(rank, wire_ids):
+                self.counts[rank].aborts += 1
+                self.drivers[rank].queue(self.session.encode_abort(wire_ids))
+            case SendStart(wave, exclude):
+                self._start(wave, exclude)
+            case SendFence(rank):
+                call_id = self.next_number()
+                self.counts[rank].fences += 1
+                self.drivers[rank].expect_fence(call_id)
+                self.drivers[rank].queue(self.session.encode_utility(call_id, self.session.fence_method, ()))
+            case EndRequests(wire_ids, fault):
+                self._end(wire_ids, fault)
+            case LoseRank(fault):
+                logger.error("%s", fault)
+                self.drivers[fault.rank].fail_calls(partial(self.loss, fault))
+            case LoseGroup(fault):
+                self._lose_group(fault)
+            case Settled():
+                self.settled.set()
+            case Ignored(rank, what):
+                logger.warning("rank %d: ignored %s", rank, what)
+            case _:
+                assert_never(effect)
+
+    def _start(self, wave: int, exclude: int | None) -> None:
+        frames = self.session.encode_start(wave, exclude)
+        for driver in self.drivers:
+            if driver.rank != exclude:
+                self.counts[driver.rank].starts += 1
+                driver.queue(frames)
+
+    def _end(self, wire_ids: Sequence[str], fault: Fault | None) -> None:
+        error: Callable[[], LockstepError] = GroupClosed if fault is None else partial(self.loss, fault)
+        for wire_id in wire_ids:
+            buffer = self._forget(wire_id)
+            if buffer is not None:
+                buffer.fail(error)
+
+    def _lose_group(self, fault: Fault) -> None:
+        self.failed.set()
+        for driver in self.drivers:
+            driver.fail_calls(partial(GroupFailed, fault))
+
+    def loss(self, fault: Fault) -> EngineLost:
+        """The error that tells of a fault: lockstep groups are lost as a whole."""
+        return GroupFailed(fault) if self.machine.lockstep else RankFailed(fault)
+
+    def _forget(self, wire_id: str) -> StreamBuffer | None:
+        buffer = self._buffers.pop(wire_id, None)
+        if buffer is not None:
+            self._callers.discard(buffer.request_id)
+        return buffer
+
+    # -- ranks (RankListener) ------------------------------------------------------------------------------------
+
+    def batch_came(self, rank: int, batch: Batch) -> None:
+        """Outputs go straight to their streams; the machine hears of firsts and lasts, then of the rest, in order."""
+        if batch.load is not None and batch.load != self.drivers[rank].load:
+            self.drivers[rank].load = self._unreported[rank] = batch.load
+        if batch.outputs:
+            self._outputs_came(rank, batch.outputs)
+        if batch.utility is not None:
+            self.drivers[rank].reply_came(batch.utility)
+        if batch.wave_done is not None:
+            self.counts[rank].dones += 1
+            self.counts[rank].last_done = batch.wave_done
+            self.post(WaveDone(rank, batch.wave_done))
+        if batch.wave_asked is not None:
+            self.post(WaveAsked(rank, batch.wave_asked))
+
+    def _outputs_came(self, rank: int, outputs: Sequence[tuple[str, bool, object]]) -> None:
+        self.counts[rank].outputs += len(outputs)
+        first: list[str] = []
+        finished: list[str] = []
+        for wire_id, last, raw in outputs:
+            buffer = self._buffers.get(wire_id)
+            if buffer is None or buffer.rank != rank:
+                self.counts[rank].strays += 1
+                if self.machine.awaits(rank, wire_id):
+                    first.append(wire_id)
+                continue
+            if not buffer.started:
+                first.append(wire_id)
+            buffer.push(raw, final=last)
+            if last:
+                finished.append(wire_id)
+                self._forget(wire_id)
+            elif len(buffer.unread) > self._unread_limit:
+                self._overflow(buffer)
+        if first or finished:
+            if finished:
+                # The machine forgets a rank's queue once we hold nothing on it, so it must know the older report first.
+                self._post_load(rank)
+            self.post(Progress(rank, tuple(first), tuple(finished)))
+
+    def _overflow(self, buffer: StreamBuffer) -> None:
+        request_id = buffer.request_id
+        self.leave(buffer)
+        buffer.error = lambda: StreamOverflow(request_id, self._unread_limit)
+
+    def fence_answered(self, rank: int) -> None:
+        self.post(FenceAnswered(rank))
+
+    def rank_lost(self, fault: Fault) -> None:
+        """Told at once where effects are being carried out, so that a submit can be refused; else in its turn."""
+        if self._busy:
+            self._losses.append(fault)
+        else:
+            self.post(RankLost(fault))
+
+    # -- load ----------------------------------------------------------------------------------------------------
+
+    def _report_loads(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.tell(self._load_event(rank))
+
+    def _post_load(self, rank: int) -> None:
+        if rank in self._unreported:
+            self.post(self._load_event(rank))
+
+    def _load_event(self, rank: int) -> LoadReported:
+        load = self._unreported.pop(rank)
+        return LoadReported(rank, load.waiting, load.running, load.kv_usage)
+
+    async def wait_parked(self) -> None:
+        """Until the machine is settled: nothing in flight, nothing awaited; or the group lost."""
+        await trio.lowlevel.checkpoint()
+        while not self.machine.settled:
+            if self._parked is None:
+                self._parked = trio.Event()
+            await self._parked.wait()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Abort everything and wait until nothing is awaited and every frame has been handed to the link."""
+        self.post(Close())
+        await self.settled.wait()
+        for driver in self.drivers:
+            await driver.wait_flushed()
+
+    def finish(self) -> None:
+        """The group is over, settled or not: whatever still waits is told so."""
+        try:
+            # The coordinator may not have come to it, with little grace or because it is gone. What can leave shall.
+            self._clear_inbox()
+            self.tell(Close())
+        finally:
+            self._over = True
+            self._end(tuple(self._buffers), self.machine.fault)
+            for driver in self.drivers:
+                driver.fail_calls(GroupClosed)
+
+    def _clear_inbox(self) -> None:
+        while True:
+            try:
+                item = self._outlet.receive_nowait()
+            except trio.WouldBlock:
+                return
+            if isinstance(item, Submission):
+                item.slot.fail(GroupClosed)
+            else:
+                self.tell(item)

@@ -1,0 +1,211 @@
+"""``Group``: what callers use while a group is up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar, final
+
+import attrs
+import trio
+
+from lockstep_trio.core import GroupSnapshot
+from lockstep_trio.engines.protocol import RankInfo
+from lockstep_trio.errors import (
+    Fault,
+    GroupClosed,
+    GroupFailed,
+    RequestRejected,
+    UtilityFailed,
+)
+
+from .coordinator import Coordinator, RankCounts, Submission
+from .rank import Replies
+from .stream import RequestStream, StreamBuffer
+
+RequestT = TypeVar("RequestT")
+OutputT = TypeVar("OutputT")
+
+
+@final
+@attrs.frozen
+class RankStatistics:
+    """One rank's traffic and signs of life. For its place in the group see ``GroupStatistics.state``."""
+
+    rank: int
+    counts: RankCounts
+    outbox_bytes: int
+    """Bytes that wait to be sent to it."""
+    last_seen: float
+    """Trio time of its last message, or of the start of its connection."""
+    damaged: int
+    """Messages of which something could not be read."""
+    dropped: int
+    """Messages dropped because strangers sent them or they were out of place."""
+
+
+@final
+@attrs.frozen
+class GroupStatistics:
+    """A frozen view of a group."""
+
+    state: GroupSnapshot
+    ranks: tuple[RankStatistics, ...]
+
+
+@final
+class Group(Generic[RequestT, OutputT]):
+    """A group of ranks that is up. Made by ``open_group`` and usable inside its block only, by any number of tasks."""
+
+    def __init__(self, coordinator: Coordinator, infos: Sequence[RankInfo]) -> None:
+        self._coordinator = coordinator
+        self.infos = tuple(infos)
+        """What each rank told about itself, by rank."""
+
+    @property
+    def lockstep(self) -> bool:
+        """The ranks step together and are woken together."""
+        return self._coordinator.machine.lockstep
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why the group failed, None while it stands."""
+        return self._coordinator.machine.fault
+
+    async def submit(self, request: RequestT) -> RequestStream[OutputT]:
+        """Hand a request to a rank and return the stream of its outputs.
+
+        Returns once the ADD, and the wake if the group is parked, are queued; not once the engine has seen them.
+
+        Args:
+            request: An ``EngineCoreRequest`` for vLLM. Its id must differ from that of every request in flight; where
+                it is None one is made. Its pinned rank is authoritative.
+
+        Raises:
+            RequestRejected: A field is not acceptable; nothing was sent.
+            Overloaded: ``max_in_flight`` or ``outbox_limit`` is reached; nothing was sent.
+            GroupFailed, RankFailed: The engine is lost, or was lost while this was being sent.
+            GroupClosed: The group is closing, or its ranks take nothing new.
+
+        Cancellation: nothing was sent. Once something was, this returns the stream instead of being cancelled.
+
+        Ownership: the caller closes the stream.
+        """
+        coordinator = self._coordinator
+        session = coordinator.session
+        head = session.head(request)
+        number = coordinator.next_number()
+        request_id = f"request-{number}" if head.request_id is None else head.request_id
+        # Unique per submission, whatever the caller's id: a late output or abort can never hit a later request.
+        wire_id = f"{request_id}#{number:x}"
+        add = session.encode_add(request, wire_id)
+        buffer = StreamBuffer(request_id, wire_id)
+        await coordinator.submit(Submission(buffer, add, head.rank, sum(map(len, add))))
+        return RequestStream(buffer, session.merge, coordinator.leave)
+
+    async def call_utility(
+        self,
+        method: str,
+        *args: object,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = 60.0,  # noqa: ASYNC109  # one limit for all replies together
+    ) -> dict[int, object]:
+        """Call a method of the engine's core on some ranks at once, and return what each of them returned.
+
+        A rank that is parked answers without being woken. One that waits for the others inside a step answers when
+        that step is over.
+
+        Args:
+            method: Name of the method, such as ``is_sleeping`` or ``reset_prefix_cache``.
+            args: Plain data: None, bool, int, float, str, bytes, lists and dicts of these.
+            ranks: Whom to ask; None for every rank.
+            timeout: Seconds to wait for all replies together; None for ever.
+
+        Returns:
+            Rank -> result.
+
+        Raises:
+            UtilityFailed: One or more ranks answered with a failure; it has their words.
+            RequestRejected: A rank is not in the group, or an argument is not plain data. Nothing was sent.
+            GroupFailed, RankFailed: A rank was lost before it answered.
+            GroupClosed: The group is closed.
+            trio.TooSlowError: Not all replies came in time.
+
+        Cancellation: the calls were sent; their replies will be ignored.
+        """
+        await trio.lowlevel.checkpoint()
+        coordinator = self._coordinator
+        asked = self._asked(ranks)
+        if not asked:
+            return {}
+        call_ids = {rank: coordinator.next_number() for rank in asked}
+        frames = {rank: coordinator.session.encode_utility(call_ids[rank], method, args) for rank in asked}
+        came = Replies(len(asked))
+        with trio.fail_after(float("inf") if timeout is None else timeout):
+            try:
+                for rank in asked:
+                    coordinator.drivers[rank].expect(call_ids[rank], came)
+                    coordinator.drivers[rank].queue(frames[rank])
+                replies = await came.slot.wait()
+            finally:
+                for rank in asked:
+                    coordinator.drivers[rank].forget(call_ids[rank])
+        replies = {rank: replies[rank] for rank in asked}
+        failures = {rank: reply.failure for rank, reply in replies.items() if reply.failure is not None}
+        if failures:
+            raise UtilityFailed(method, failures)
+        return {rank: reply.result for rank, reply in replies.items()}
+
+    def _asked(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
+        drivers = self._coordinator.drivers
+        if self.fault is not None:
+            raise GroupFailed(self.fault)
+        if self._coordinator.over:
+            raise GroupClosed
+        asked = range(len(drivers)) if ranks is None else ranks
+        for rank in asked:
+            if not 0 <= rank < len(drivers):
+                raise RequestRejected("ranks", rank, f"ranks of the group, 0 to {len(drivers) - 1}")
+            fault = drivers[rank].fault
+            if fault is not None:
+                raise self._coordinator.loss(fault)
+        return tuple(dict.fromkeys(asked))
+
+    async def wait_failed(self) -> Fault:
+        """Sleep until the group is lost, and return the cause. Independent ranks: until none is left.
+
+        Cancellation: changes nothing.
+        """
+        await self._coordinator.failed.wait()
+        fault = self.fault
+        assert fault is not None
+        return fault
+
+    async def wait_parked(self) -> None:
+        """Sleep until nothing is in flight and, in a lockstep group, the ranks have drained their wave and parked.
+
+        Returns at once if that is so now. By the time it returns somebody else may have submitted something.
+
+        Raises:
+            GroupFailed: The group is lost, or was lost meanwhile.
+
+        Cancellation: changes nothing.
+        """
+        await self._coordinator.wait_parked()
+        if self.fault is not None:
+            raise GroupFailed(self.fault)
+
+    def statistics(self) -> GroupStatistics:
+        """A frozen view of the moment."""
+        coordinator = self._coordinator
+        ranks = tuple(
+            RankStatistics(
+                rank=driver.rank,
+                counts=attrs.evolve(coordinator.counts[driver.rank]),
+                outbox_bytes=driver.outbox_bytes,
+                last_seen=driver.last_seen,
+                damaged=driver.damaged,
+                dropped=driver.dropped,
+            )
+            for driver in coordinator.drivers
+        )
+        return GroupStatistics(coordinator.machine.snapshot(), ranks)

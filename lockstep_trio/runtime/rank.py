@@ -1,0 +1,214 @@
+"""One rank's connection: the task that owns its link, its outbox and its pending calls."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, final
+
+import trio
+
+from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, UtilityReply
+from lockstep_trio.errors import Fault, FaultKind, WireError
+from lockstep_trio.link.interface import RankLink, Unreachable
+
+from .waiting import Slot
+
+BURST = 128
+"""Messages handled before other tasks get a turn."""
+
+
+class RankListener(Protocol):
+    """Who hears what a rank says. Called in the order in which the rank said it, never with a checkpoint between."""
+
+    def batch_came(self, rank: int, batch: Batch) -> None: ...
+
+    def fence_answered(self, rank: int) -> None: ...
+
+    def rank_lost(self, fault: Fault) -> None:
+        """May be called repeatedly."""
+        ...
+
+
+@final
+class Replies:
+    """The replies of some ranks to one call: all of them, or the first failure to get one."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._came: dict[int, UtilityReply] = {}
+        self.slot = Slot[dict[int, UtilityReply]]()
+
+    def came(self, rank: int, reply: UtilityReply) -> None:
+        self._came[rank] = reply
+        if len(self._came) == self._ranks:
+            self.slot.deliver(self._came)
+
+
+@final
+class RankDriver:
+    """Moves one rank's messages in both directions. ``run`` is the one task that waits on the link.
+
+    Sends from other tasks go out at once while the outbox is empty; otherwise they queue behind it, so the order of
+    ``queue`` calls is the order on the wire.
+    """
+
+    def __init__(
+        self,
+        link: RankLink,
+        decode: Callable[[Sequence[Frame]], Batch],
+        *,
+        send_timeout: float,
+        damage_budget: int,
+    ) -> None:
+        self.rank = link.rank
+        self.outbox_bytes = 0
+        self.load = LoadReport()
+        """Its last report."""
+        self.last_seen = trio.current_time()
+        """Trio time of its last message."""
+        self.damaged = 0
+        """Messages of which something could not be read."""
+        self.fault: Fault | None = None
+        self.listener: RankListener
+        """Who hears what the rank says; to be set before anything is queued or run."""
+        self._link = link
+        self._decode = decode
+        self._send_timeout = send_timeout
+        self._damage_budget = damage_budget
+        self._outbox: deque[tuple[Sequence[Frame], int]] = deque()
+        self._stuck_since: float | None = None
+        """When the message at the head of the outbox was first refused."""
+        self._drained: trio.Event | None = None
+        self._calls: dict[int, Replies] = {}
+        self._fence: int | None = None
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def queue(self, frames: Sequence[Frame]) -> None:
+        """Send a message, or queue it behind those that wait. Never blocks, never raises; a lost rank gets nothing."""
+        if self.fault is not None:
+            return
+        if not self._outbox and self._send(frames):
+            return
+        if self.fault is None:
+            size = sum(map(len, frames))
+            self._outbox.append((frames, size))
+            self.outbox_bytes += size
+            self._link.wake()
+
+    def _send(self, frames: Sequence[Frame]) -> bool:
+        try:
+            return self._link.send_nowait(frames)
+        except Unreachable:
+            self.lose(FaultKind.UNREACHABLE, "a send found no such peer")
+            return False
+
+    def _flush(self) -> None:
+        while self._outbox:
+            frames, size = self._outbox[0]
+            if not self._send(frames):
+                if self._stuck_since is None:
+                    self._stuck_since = trio.current_time()
+                return
+            self._stuck_since = None
+            self._outbox.popleft()
+            self.outbox_bytes -= size
+        if self._drained is not None:
+            self._drained.set()
+
+    async def wait_flushed(self) -> None:
+        """Until everything queued has been handed to the link, or the rank is lost."""
+        while self._outbox and self.fault is None:
+            self._drained = trio.Event()
+            await self._drained.wait()
+        await trio.lowlevel.checkpoint()
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def expect(self, call_id: int, replies: Replies) -> None:
+        """A call is about to be queued; its reply, or its failure, goes to ``replies``."""
+        self._calls[call_id] = replies
+
+    def forget(self, call_id: int) -> None:
+        """Nobody waits for this reply any more; should it come, it is ignored."""
+        self._calls.pop(call_id, None)
+
+    def expect_fence(self, call_id: int) -> None:
+        self._fence = call_id
+
+    def fail_calls(self, error: Callable[[], BaseException]) -> None:
+        for replies in self._calls.values():
+            replies.slot.fail(error)
+        self._calls.clear()
+
+    def reply_came(self, reply: UtilityReply) -> None:
+        """Unknown ids are late, or the engine's own notices (-1, -2), and are ignored."""
+        if reply.call_id == self._fence:
+            self._fence = None
+            self.listener.fence_answered(self.rank)
+        elif (replies := self._calls.pop(reply.call_id, None)) is not None:
+            replies.came(self.rank, reply)
+
+    @property
+    def dropped(self) -> int:
+        """Messages dropped because strangers sent them or they were out of place."""
+        return self._link.dropped
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    async def run(self, early: Sequence[Sequence[bytes]]) -> None:
+        """Move messages until the rank is lost; then return. ``early``: what came before this was called."""
+        for frames in early:
+            self._hear(frames)
+        while self.fault is None:
+            self._flush()
+            self._pump()
+            if self._stuck_since is None:
+                await self._link.wait(writable=bool(self._outbox))
+            else:
+                await self._wait_for_room(self._stuck_since + self._send_timeout)
+
+    async def _wait_for_room(self, deadline: float) -> None:
+        with trio.move_on_at(deadline) as scope:
+            await self._link.wait(writable=True)
+        if scope.cancelled_caught:
+            self._flush()
+            if self._stuck_since is not None:
+                self.lose(FaultKind.SEND_TIMEOUT, f"{len(self._outbox)} messages waited {self._send_timeout} s")
+
+    def _pump(self) -> None:
+        for _ in range(BURST):
+            frames = self._link.receive_nowait()
+            if frames is None:
+                # What was readable when the connection was lost has been handled by now.
+                if self._link.gone is not None:
+                    self.lose(FaultKind.DISCONNECTED, self._link.gone)
+                return
+            self.last_seen = trio.current_time()
+            self._hear(frames)
+        self._link.wake()
+
+    def _hear(self, frames: Sequence[bytes]) -> None:
+        try:
+            batch = self._decode(frames)
+        except WireError as error:
+            self.damaged += 1
+            if self.damaged > self._damage_budget:
+                self.lose(FaultKind.UNDECODABLE, str(error))
+            return
+        self.damaged += bool(batch.damage)
+        if batch.dead:
+            self.lose(FaultKind.DIED, "the engine said so")
+        else:
+            self.listener.batch_came(self.rank, batch)
+
+    def lose(self, kind: FaultKind, detail: str) -> None:
+        """Report that the rank is lost. What waits in its outbox will never leave."""
+        if self.fault is None:
+            self.fault = Fault(self.rank, kind, detail)
+            self._outbox.clear()
+            self.outbox_bytes = 0
+            if self._drained is not None:
+                self._drained.set()
+            self.listener.rank_lost(self.fault)
