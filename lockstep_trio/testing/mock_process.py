@@ -114,7 +114,7 @@ class MockRank:
         except CollectiveFailed:
             time.sleep(COLLECTIVE_FAILS_AFTER)
             outputs.send(DEAD)
-            outputs.close(linger=1000)
+            self._context.destroy(linger=1000)  # waits until the last word has left
 
     def _start(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         handshake = self._connect(zmq.DEALER, self._options.handshake)

@@ -29,6 +29,7 @@ from typing import Self, final
 import trio
 import zmq
 
+from .driven import DrivenGroup
 from .engine_rank import DEFAULT_SYNC, EngineRank
 from .rank_model import Sync, ToRank
 
@@ -88,7 +89,7 @@ class _Connection:
 
 
 @final
-class ZmqRanks:
+class ZmqRanks(DrivenGroup):
     """Ranks that dial ``handshake``. A context manager that closes their sockets.
 
     Args:
@@ -200,43 +201,6 @@ class ZmqRanks:
                         nursery.start_soon(listen, rank)
         return heard
 
-    # -- by hand: the loop ---------------------------------------------------------------------------------------
-
-    def poll(self, rank: int, count: int | None = None) -> None:
-        """The rank takes ``count`` of the arrived messages (None: all), and goes to the barrier or parks."""
-        self.ranks[rank].poll(count)
-        self._flush(rank)
-
-    def can_step(self) -> bool:
-        """Every rank of the lockstep group is alive and at the barrier."""
-        return all(self.alive) and all(rank.model.at_barrier for rank in self.ranks)
-
-    def step(self) -> None:
-        """All ranks of a lockstep group take one step, and each sends what it has to say."""
-        syncing = [engine.step() for engine in self.ranks]
-        if all(syncing):
-            anyone_holds = any(engine.holds for engine in self.ranks)
-            for engine in self.ranks:
-                engine.conclude(anyone_holds=anyone_holds)
-        for rank in range(len(self.ranks)):
-            self._flush(rank)
-
-    def step_alone(self, rank: int) -> None:
-        """An independent rank takes one step."""
-        self.ranks[rank].step()
-        self._flush(rank)
-
-    def step_on(self, limit: int = 1000) -> int:
-        """Step until the group does not go on by itself, without taking in anything. Returns the number of steps."""
-        for taken in range(limit):
-            for rank, engine in enumerate(self.ranks):
-                if engine.model.has_work and not engine.model.at_barrier:
-                    self.poll(rank, 0)
-            if not self.can_step():
-                return taken
-            self.step()
-        raise AssertionError(f"still stepping after {limit} steps")
-
     # -- by hand: out --------------------------------------------------------------------------------------------
 
     def send(self, rank: int, frames: Sequence[bytes]) -> None:
@@ -282,26 +246,6 @@ class ZmqRanks:
 
     # -- by itself -----------------------------------------------------------------------------------------------
 
-    def advance(self) -> bool:
-        """Everything that can happen now happens once. Returns whether anything did."""
-        moved = False
-        for rank in range(len(self.ranks)):
-            if self._may_look(rank):
-                self.deliver(rank)
-                if self.ranks[rank].arrived or self.ranks[rank].model.has_work:
-                    self.poll(rank)
-                    moved = True
-                if not self.lockstep and self.ranks[rank].model.at_barrier:
-                    self.step_alone(rank)
-        if self.lockstep and self.can_step():
-            self.step()
-            moved = True
-        return moved
-
-    def _may_look(self, rank: int) -> bool:
-        """One at the barrier looks at nothing, whatever comes, until all others are there too."""
-        return self.alive[rank] and not self.ranks[rank].model.at_barrier
-
     async def run(self, step_time: float = 0.0) -> None:
         """Let go of what is held and advance for ever, ``step_time`` seconds apart. Cancel it to stop."""
         for rank in self._connections:
@@ -323,7 +267,7 @@ class ZmqRanks:
 
         async with trio.open_nursery() as nursery:
             for rank, connection in self._connections.items():
-                if self._may_look(rank):  # what was not just read to its end has a descriptor that lies
+                if self.alive[rank]:
                     nursery.start_soon(listen, connection.requests)
             await news.wait()
             nursery.cancel_scope.cancel()
