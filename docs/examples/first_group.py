@@ -1,4 +1,3 @@
-# ruff: noqa: T201, ASYNC110
 """Wake a parked group, stream one request, and see the group park again."""
 
 import trio
@@ -22,8 +21,7 @@ async def main(handshake: str, ranks: int) -> None:
             tell(group, f"submitted to rank {stream.rank}")
             async for output in stream:
                 print(output.token_ids, output.finish_reason)
-        while group.statistics().state.stepping:
-            await trio.sleep(0.01)
+        await group.wait_parked()
         tell(group, "drained")
 
 

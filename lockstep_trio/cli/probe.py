@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -218,8 +219,8 @@ class _Conversation:
         self._say(f"{output.request_id} on rank {output.rank}: {' '.join(map(str, output.token_ids))}{end}")
 
     async def _parked(self) -> None:
-        while self._group.fault is None and self._group.statistics().state.stepping:  # noqa: ASYNC110  # no event tells
-            await trio.sleep(0.02)
+        with contextlib.suppress(lockstep_trio.GroupFailed):
+            await self._group.wait_parked()
 
     def _sum_up(self, console: Console, took: float) -> None:
         state = self._group.statistics()
