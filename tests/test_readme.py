@@ -93,7 +93,7 @@ async def test_a_client_that_goes_away_takes_its_request_along(address: str) -> 
             await client.send_all(b"1 2 3\n")
             assert await client.receive_some()
             await client.aclose()
-            while group.statistics().state.in_flight:  # noqa: ASYNC110  # no event tells
+            while group.statistics().state.in_flight:  # no event tells
                 await trio.sleep(0.01)
             assert sum(rank.counts.aborts for rank in group.statistics().ranks) == 1
 

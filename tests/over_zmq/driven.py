@@ -48,7 +48,7 @@ def bind(count: int, transport: str = "ipc") -> Any:
 async def until(fact: Callable[[], object], patience: float = 10.0) -> None:
     """Wait for something that nobody announces. A guard, not a pause: returns within a millisecond of the fact."""
     with trio.fail_after(patience):
-        while not fact():  # noqa: ASYNC110  # there is no event to wait for
+        while not fact():  # there is no event to wait for
             await trio.sleep(0.001)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from runtime.kit import rest
 
 from lockstep_trio.runtime.background import Background, open_background
+from runtime.kit import rest
 
 
 async def test_tasks_run_until_the_block_is_left_and_then_end() -> None:

@@ -14,6 +14,10 @@ from typing import Any, TypeAlias
 import pytest
 import trio
 import trio.testing
+
+from lockstep_trio.engines.vllm import VllmProtocol
+from lockstep_trio.runtime import open_group
+from lockstep_trio.testing.simulated import SimulatedGroup
 from runtime.kit import (
     NOT_STEP_1,
     CancelAt,
@@ -30,10 +34,6 @@ from runtime.kit import (
     tokens,
     waves_of,
 )
-
-from lockstep_trio.engines.vllm import VllmProtocol
-from lockstep_trio.runtime import open_group
-from lockstep_trio.testing.simulated import SimulatedGroup
 
 Scenario: TypeAlias = Callable[[CancelAt], Awaitable[None]]
 

@@ -8,20 +8,6 @@ from collections.abc import Sequence
 import pytest
 import trio
 import trio.testing
-from runtime.kit import (
-    NOT_STEP_1,
-    Outcome,
-    aborts_of,
-    ask,
-    cancelling,
-    follow,
-    read,
-    rest,
-    rig,
-    tokens,
-    unsent,
-    waves_of,
-)
 
 from lockstep_trio.core import RankDraining
 from lockstep_trio.engines.protocol import Frame
@@ -36,6 +22,20 @@ from lockstep_trio.errors import (
 )
 from lockstep_trio.runtime.coordinator import Submission
 from lockstep_trio.testing.rank_model import Add, Call, Drop, StartWave
+from runtime.kit import (
+    NOT_STEP_1,
+    Outcome,
+    aborts_of,
+    ask,
+    cancelling,
+    follow,
+    read,
+    rest,
+    rig,
+    tokens,
+    unsent,
+    waves_of,
+)
 
 # -- waking ------------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from runtime.kit import ask, cancelling, read, rest, rig, tokens, unsent
 
 from lockstep_trio.engines.vllm import EngineCoreRequest, FinishReason
 from lockstep_trio.errors import FaultKind, GroupClosed, GroupFailed, RankFailed, RequestRejected, UtilityFailed
 from lockstep_trio.testing.rank_model import Call
+from runtime.kit import ask, cancelling, read, rest, rig, tokens, unsent
 
 # -- submit ------------------------------------------------------------------------------------------------------
 

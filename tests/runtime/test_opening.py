@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from runtime.kit import Outcome, Rig, aborts_of, ask, assert_parked, follow, read, rest, rig, tokens
 
 from lockstep_trio.engines.protocol import Frame
 from lockstep_trio.engines.vllm import VllmProtocol
@@ -20,6 +19,7 @@ from lockstep_trio.runtime.waiting import Slot
 from lockstep_trio.testing.memory_link import MemoryGroupLink
 from lockstep_trio.testing.rank_model import Drop
 from lockstep_trio.testing.simulated import SimulatedGroup
+from runtime.kit import Outcome, Rig, aborts_of, ask, assert_parked, follow, read, rest, rig, tokens
 
 # -- coming up ---------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from runtime.kit import rest
 
 from lockstep_trio.engines.protocol import Batch, Frame, UtilityReply
 from lockstep_trio.errors import Fault, FaultKind, GroupFailed, WireError
 from lockstep_trio.runtime.rank import BURST, RankDriver, Replies
 from lockstep_trio.testing.memory_link import MemoryPort, MemoryRankLink
+from runtime.kit import rest
 
 
 @attrs.define

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 import trio
 import trio.testing
-from runtime.kit import rest
 
 from lockstep_trio.errors import Fault, FaultKind, GroupClosed, GroupFailed
 from lockstep_trio.runtime.stream import RequestStream, StreamBuffer
+from runtime.kit import rest
 
 FAULT = Fault(1, FaultKind.DISCONNECTED)
 

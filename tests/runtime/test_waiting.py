@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import trio
-from runtime.kit import rest
 
 from lockstep_trio.runtime.waiting import Slot
+from runtime.kit import rest
 
 
 async def test_a_result_that_is_already_there_is_returned() -> None:
