@@ -115,6 +115,31 @@ def check_wheel(session: nox.Session, path: Path) -> None:
     session.log(f"{path.name}: {len(names)} files, needs {', '.join(needs)}")
 
 
+RUNTIME = {"trio", "pyzmq", "attrs", "msgpack"}
+"""What a plain install is promised to bring, with the needs of these."""
+
+CLOSURE = """
+import importlib.metadata, json, sys
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.utils import canonicalize_name
+
+found, left = set(), [canonicalize_name(sys.argv[1])]
+while left:
+    found.add(name := left.pop())
+    for need in map(Requirement, importlib.metadata.requires(name) or ()):
+        if not (need.marker and not need.marker.evaluate({"extra": ""})):
+            left += {canonicalize_name(need.name)} - found
+print(json.dumps(sorted(found)))
+"""
+"""A program that prints a distribution and everything it needs, extras aside."""
+
+
+def installed(session: nox.Session, python: str) -> set[str]:
+    """The distributions in an environment."""
+    listed = session.run(python, "-m", "pip", "list", "--format=json", external=True, silent=True, stderr=None)
+    return {package["name"].lower().replace("_", "-") for package in json.loads(listed)}
+
+
 @nox.session(python=FULL)
 def lint(session: nox.Session) -> None:
     """Style, import direction, and types under two checkers."""
@@ -195,12 +220,13 @@ def build(session: nox.Session) -> None:
     check_wheel(session, built)
     session.run("python", "-m", "venv", "--clear", str(SCRATCH / "fresh"))
     python = str(SCRATCH / "fresh" / "bin" / "python")
+    before = installed(session, python)
     session.run(python, "-m", "pip", "install", "--quiet", str(built), external=True)
-    listed = session.run(python, "-m", "pip", "list", "--format=json", external=True, silent=True, stderr=None)
-    installed = {package["name"].lower() for package in json.loads(listed)}
-    session.log(f"a plain install brings: {', '.join(sorted(installed))}")
-    if unwanted := installed & {name_of(r) for r in [*EXTRAS["cli"], *EXTRAS["testing"]]} | installed & {"numpy"}:
-        session.error(f"a plain install brings {unwanted}")
+    brought = installed(session, python) - before
+    session.log(f"a plain install brings: {', '.join(sorted(brought))}")
+    needed = set(json.loads(session.run(python, "-c", CLOSURE, "lockstep-trio", external=True, silent=True)))
+    if brought != needed or set(map(name_of, PROJECT["dependencies"])) != RUNTIME:
+        session.error(f"a plain install brings {sorted(brought)}; the package and its needs are {sorted(needed)}")
     session.run(python, "-c", "import lockstep_trio; print(lockstep_trio.__version__)", external=True)
 
 
@@ -223,3 +249,17 @@ def night(session: nox.Session) -> None:
     """The property tests, and those marked for it, with large budgets and fresh random seeds."""
     install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
     pytest(session, "-m", "night or hypothesis", env={"HYPOTHESIS_PROFILE": "night"})
+
+
+@nox.session(python=PYTHONS[0])
+def vllm(session: nox.Session) -> None:
+    """The tests against a real vLLM group, on the CPU; they start it twice. From nothing it fetches some 4 GB."""
+    script = "tests/interop/environment.py"
+    session.run("python", script, "--ensure", success_codes=[0, 75])  # 75: its wheels cannot be had
+    found = session.run("python", script, "--locate", silent=True, stderr=None)
+    if not (found or "").strip():
+        for line in ("", "NOT TESTED AGAINST A REAL ENGINE:", "its wheels cannot be had from the package index.", ""):
+            session.warn(f"!!! {line:<48} !!!")
+        return
+    install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
+    pytest(session, "-m", "vllm", "-s", "tests/interop")

@@ -1,0 +1,48 @@
+"""A real engine per test module that asks for one, and a group held open on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from interop.environment import Environment, locate
+from interop.group import VllmGroup, free_port
+from interop.host import GroupHost
+from interop.judge import Judge
+
+
+@pytest.fixture(scope="session")
+def environment() -> Environment:
+    found = locate()
+    if found is None:
+        pytest.skip("no engine environment: python tests/interop/environment.py --ensure")
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(
+    request: pytest.FixtureRequest, environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmGroup]:
+    """Two ranks that are still loading. Stopped with the module: two groups at once would not fit a small machine."""
+    failed = request.session.testsfailed
+    with VllmGroup(environment, tmp_path_factory.mktemp("engine"), port=free_port(), ranks=2) as group:
+        print(f"\nstarting a real engine, which takes some minutes; its log: {group.log_path}", flush=True)
+        yield group
+        if request.session.testsfailed > failed:
+            print(f"\nthe end of the engine's log:\n{group.log_tail(60)}")
+    assert group.pids() == []
+
+
+@pytest.fixture(scope="module")
+def host(engine: VllmGroup) -> Iterator[GroupHost]:
+    """The group that those two ranks make, up and open."""
+    with GroupHost(engine) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def judge(environment: Environment) -> Iterator[Judge]:
+    with Judge(environment) as judge:
+        judge.version()  # it loads for a while, and one that cannot is better told once
+        yield judge
