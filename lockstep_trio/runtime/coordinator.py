@@ -209,7 +209,7 @@ class Coordinator:
         buffer = submission.buffer
         if buffer.request_id in self._callers:
             raise RequestRejected("request_id", buffer.request_id, "an id of no request in flight")
-        self._report_loads(*self._unreported)
+        self.report_loads()
         backlog = {driver.rank: driver.outbox_bytes for driver in self.drivers if driver.outbox_bytes}
         event = Submit(Request(buffer.wire_id, submission.pin, submission.size), backlog)
         effects = self.machine.handle(event, trio.current_time())
@@ -352,8 +352,9 @@ class Coordinator:
 
     # -- load ----------------------------------------------------------------------------------------------------
 
-    def _report_loads(self, *ranks: int) -> None:
-        for rank in ranks:
+    def report_loads(self) -> None:
+        """Let the machine know the latest load of every rank. No wave depends on it, so any task may."""
+        for rank in tuple(self._unreported):
             self.tell(self._load_event(rank))
 
     def _post_load(self, rank: int) -> None:
@@ -386,6 +387,7 @@ class Coordinator:
         try:
             # The coordinator may not have come to it, with little grace or because it is gone. What can leave shall.
             self._clear_inbox()
+            self.report_loads()
             self.tell(Close())
         finally:
             self._over = True

@@ -197,6 +197,7 @@ class Group(Generic[RequestT, OutputT]):
     def statistics(self) -> GroupStatistics:
         """A frozen view of the moment."""
         coordinator = self._coordinator
+        coordinator.report_loads()
         ranks = tuple(
             RankStatistics(
                 rank=driver.rank,

@@ -313,3 +313,11 @@ async def test_waiting_for_the_park_of_a_group_that_is_lost_raises(nursery: trio
         with pytest.raises(GroupFailed) as caught:
             await r.group.wait_parked()
         assert caught.value.rank == 1
+
+
+async def test_statistics_show_the_latest_load_a_rank_has_told(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        for running in (3, 7):
+            r.say(1, stats={"num_running_reqs": running, "num_waiting_reqs": 0, "kv_cache_usage": 0.5})
+            await rest()
+            assert r.group.statistics().state.ranks[1].load.running == running
