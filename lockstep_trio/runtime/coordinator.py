@@ -369,6 +369,8 @@ class Coordinator:
         """Until the machine is settled: nothing in flight, nothing awaited; or the group lost."""
         await trio.lowlevel.checkpoint()
         while not self.machine.settled:
+            if self._over:
+                raise GroupClosed
             if self._parked is None:
                 self._parked = trio.Event()
             await self._parked.wait()
@@ -394,6 +396,8 @@ class Coordinator:
             self._end(tuple(self._buffers), self.machine.fault)
             for driver in self.drivers:
                 driver.fail_calls(GroupClosed)
+            if self._parked is not None:
+                self._parked.set()
 
     def _clear_inbox(self) -> None:
         while True:

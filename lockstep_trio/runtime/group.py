@@ -187,6 +187,7 @@ class Group(Generic[RequestT, OutputT]):
 
         Raises:
             GroupFailed: The group is lost, or was lost meanwhile.
+            GroupClosed: The block of ``open_group`` was left before the ranks had parked.
 
         Cancellation: changes nothing.
         """

@@ -101,6 +101,9 @@ class RankDriver:
         try:
             return self._link.send_nowait(frames)
         except Unreachable:
+            # What it said before may be a final output, or its own account of its death.
+            while (last_words := self._link.receive_nowait()) is not None:
+                self._hear(last_words)
             self.lose(FaultKind.UNREACHABLE, "a send found no such peer")
             return False
 

@@ -73,9 +73,10 @@ class DrivenGroup(abc.ABC):
     def _advance_rank(self, rank: int) -> bool:
         self.deliver(rank)  # an engine reads its socket in a thread of its own, also while it waits in a collective
         engine = self.ranks[rank]
-        if engine.model.at_barrier or not (engine.arrived or engine.model.has_work):
-            return False
-        self.poll(rank)
-        if not self.lockstep and engine.model.has_work:
+        moved = not engine.model.at_barrier and (bool(engine.arrived) or engine.model.has_work)
+        if moved:
+            self.poll(rank)
+        if not self.lockstep and engine.model.at_barrier:  # perhaps since it was polled by hand
             self.step_alone(rank)
-        return True
+            moved = True
+        return moved

@@ -139,7 +139,7 @@ async def test_wave_messages_of_independent_ranks_are_ignored_and_logged(
         state = r.group.statistics().state
         assert (state.clock, state.stepping, state.last_start) == (None, False, None)
         assert [r.kinds(rank) for rank in (0, 1)] == [["Add"], []]
-    assert sorted(record.args[0] for record in caplog.records) == [0, 1]  # type: ignore[index, arg-type, type-var]
+    assert sorted(record.args[0] for record in caplog.records) == [0, 1]  # type: ignore[index, type-var]
 
 
 # -- leaving -----------------------------------------------------------------------------------------------------
@@ -488,6 +488,20 @@ async def test_a_final_output_that_came_before_the_loss_is_still_a_clean_end() -
         assert await read(stream) == tokens(1)
         with pytest.raises(GroupFailed):
             await r.group.submit(ask(1))
+
+
+async def test_a_final_output_that_came_before_a_send_found_nobody_is_still_a_clean_end() -> None:
+    async with rig() as r:
+        stream = await r.group.submit(ask(1, rank=0))
+        for rank in (0, 1):
+            r.sim.deliver(rank)
+            r.sim.poll(rank)
+        r.sim.step()
+        r.sim.ports[0].connected = False  # all in one instant, the ranks' tasks have had no turn
+        with pytest.raises(GroupFailed) as caught:
+            await r.group.submit(ask(1, rank=0))
+        assert caught.value.fault.kind is FaultKind.UNREACHABLE
+        assert await read(stream) == tokens(1)
 
 
 async def test_the_engines_own_notice_of_death_fails_the_group() -> None:

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from lockstep_trio.engines.vllm import EngineCoreRequest, FinishReason
+from lockstep_trio.engines.vllm import EngineCoreRequest, FinishReason, RequestOutput
 from lockstep_trio.errors import FaultKind, GroupClosed, GroupFailed, RankFailed, RequestRejected, UtilityFailed
 from lockstep_trio.testing.rank_model import Call
 from runtime.kit import ask, cancelling, read, rest, rig, tokens, unsent
@@ -19,7 +19,7 @@ async def test_tokens_arrive_whole_and_in_order_and_the_last_output_says_why_it_
     nursery: trio.Nursery,
 ) -> None:
     async with rig(nursery=nursery) as r, await r.group.submit(ask(5, name="mine")) as stream:
-        outputs = []
+        outputs: list[RequestOutput] = []
         while not outputs or not outputs[-1].finished:
             await r.move()
             outputs.append(await stream.receive())
@@ -251,6 +251,66 @@ async def test_wait_failed_of_independent_ranks_returns_when_none_is_left() -> N
         assert (await r.group.wait_failed()).rank == 0
         with pytest.raises(GroupFailed):
             await r.group.submit(ask(1))
+
+
+async def test_wait_parked_returns_once_the_wave_is_drained_and_at_once_when_nothing_runs(
+    nursery: trio.Nursery,
+) -> None:
+    async with rig(nursery=nursery) as r:
+        with trio.testing.assert_checkpoints():
+            await r.group.wait_parked()
+        parked: list[int] = []
+
+        async def wait() -> None:
+            await r.group.wait_parked()
+            parked.append(len(r.kinds(0)))
+
+        async with await r.group.submit(ask(2)) as stream:
+            async with trio.open_nursery() as waiters:
+                for _ in range(2):
+                    waiters.start_soon(wait)
+                await rest()
+                with cancelling(2) as scope:
+                    await r.group.wait_parked()
+                assert scope.cancelled_caught
+                while r.group.statistics().state.stepping:
+                    assert not parked
+                    await r.move()
+            assert len(parked) == 2
+            assert await read(stream) == tokens(2)
+
+
+async def test_wait_parked_raises_when_the_group_fails() -> None:
+    async with rig() as r, await r.group.submit(ask(5)):
+        async with trio.open_nursery() as waiters:
+
+            async def wait() -> None:
+                with pytest.raises(GroupFailed):
+                    await r.group.wait_parked()
+
+            waiters.start_soon(wait)
+            await rest()
+            r.sim.kill(0)
+        await wait()
+
+
+async def test_wait_parked_never_outlives_a_group_that_did_not_settle(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    closed: list[GroupClosed] = []
+
+    async def wait() -> None:
+        with pytest.raises(GroupClosed) as caught:
+            await r.group.wait_parked()
+        closed.append(caught.value)
+
+    async with rig(close_grace=1) as r:
+        (await r.group.submit(ask(5))).close()
+        nursery.start_soon(wait)
+        await rest()
+    await rest()
+    await wait()
+    assert len(closed) == 2
 
 
 async def test_statistics_are_a_picture_of_the_moment(nursery: trio.Nursery) -> None:

@@ -153,7 +153,12 @@ async def test_a_rank_that_is_restarted_in_the_moment_when_all_are_up_does_no_ha
 
     made: list[_Opening] = []
     init = _Opening.__init__
-    monkeypatch.setattr(_Opening, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1])
+
+    def note_and_init(self: _Opening, link: Any, protocol: Any) -> None:
+        made.append(self)
+        init(self, link, protocol)
+
+    monkeypatch.setattr(_Opening, "__init__", note_and_init)
     monkeypatch.setattr(Slot, "deliver", deliver_and_restart)
 
     async def open_it() -> None:
@@ -397,7 +402,7 @@ async def interrupted_submit(rigs: list[Rig]) -> None:
             patch.setattr(r.coordinator.drivers[1], "queue", interrupt_and_queue)
             streams.append(await r.group.submit(ask(50, rank=1)))  # the short way: in this very task
         trio.lowlevel.spawn_system_task(r.sim.run)
-        await streams[1].receive()
+        await trio.sleep_forever()
 
 
 def test_a_keyboard_interrupt_in_the_middle_of_a_submit_parts_nothing_and_everything_is_aborted() -> None:

@@ -189,6 +189,16 @@ async def test_a_send_that_finds_nobody_reports_it_and_does_not_raise() -> None:
     assert bench.fault() is FaultKind.UNREACHABLE
 
 
+async def test_a_send_that_finds_nobody_hears_the_last_words_first() -> None:
+    bench = Bench()
+    for message in (b"a", b"dead"):
+        bench.port.send([message])
+    bench.port.connected = False
+    bench.driver.queue([b"x"])
+    assert bench.listener.heard == ["a"]
+    assert bench.fault() is FaultKind.DIED
+
+
 # -- in ----------------------------------------------------------------------------------------------------------
 
 

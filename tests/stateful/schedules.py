@@ -438,9 +438,6 @@ class Run:
         for caller in self.callers:
             caller.orders.close()
 
-    def _caller(self, number: int) -> Caller | None:
-        return self.callers[number % len(self.callers)] if self.callers else None
-
     def _rank(self, number: int) -> int:
         return number % self.plan.ranks
 
@@ -461,9 +458,8 @@ class Run:
             case Rest():
                 await rest()
             case Receive(number) | CancelReceive(number) | Leave(number) | Forget(number):
-                caller = self._caller(number)
-                if caller is not None:
-                    self._order(action, caller)
+                if self.callers:
+                    self._order(action, self.callers[number % len(self.callers)])
             case Call():
                 self.people.start_soon(self._call)
             case CloseGroup():
@@ -476,7 +472,8 @@ class Run:
     def _order(action: Action, caller: Caller) -> None:
         match action:
             case Receive():
-                caller.orders.send_nowait("receive") if caller.end is None else None
+                if caller.end is None:
+                    caller.orders.send_nowait("receive")
             case CancelReceive():
                 if caller.receiving is not None:
                     caller.receiving.cancel()
@@ -484,7 +481,10 @@ class Run:
                 if caller.stream is not None:
                     caller.stream.close()
             case Forget():
-                caller.orders.send_nowait("forget") if caller.end is None else None
+                if caller.end is None:
+                    caller.orders.send_nowait("forget")
+            case _:
+                raise AssertionError(action)
 
     def _engine_side(self, action: Action) -> None:
         match action:
@@ -501,15 +501,21 @@ class Run:
             case Poll(rank, count):
                 self._poll(self._rank(rank), count)
             case Step(rank):
-                if not self.plan.lockstep and self.sim.alive[self._rank(rank)]:
-                    self.sim._step_alone(self._rank(rank))
-                elif self.plan.lockstep and self.sim.can_step():
-                    self.sim.step()
+                self._step(self._rank(rank))
             case Advance(times):
                 for _ in range(times):
                     self.sim.advance()
             case Kill(rank, how):
                 self._kill(self._rank(rank), how)
+            case _:
+                raise AssertionError(action)
+
+    def _step(self, rank: int) -> None:
+        if self.plan.lockstep:
+            if self.sim.can_step():
+                self.sim.step()
+        elif self.sim.alive[rank] and self.sim.ranks[rank].model.at_barrier:
+            self.sim.step_alone(rank)
 
     def _poll(self, rank: int, count: int | None) -> None:
         engine = self.sim.ranks[rank]
