@@ -188,6 +188,7 @@ class ZmqRankLink:
         self._registration = tuple(frame.bytes for frame in frames[1:])
         self._input_side.claim(self._input_side.number_of(frames[-1]), descriptor)
         self._outputs.expected_from = origin_of(frames[-1])
+        self._watch.wake()  # it may have been read by the way, while the owner looked for outputs
         self._note_loss()
 
     def _look_around(self) -> None:
@@ -232,8 +233,8 @@ class ZmqRankLink:
         self._check_open()
         back_off = writable and self._feigns_room
         self._wanted[_INPUT] = READABLE | WRITABLE if writable and not back_off else READABLE
-        if self._outputs.pending:
-            self._watch.wake()
+        if self._registration is not None or self._outputs.pending:
+            self._watch.wake()  # taken from the sockets already, so that no descriptor tells
         await self._watch.wait(self._wanted, self._patience(back_off))
         self._feigns_room = False
         self._look_around()

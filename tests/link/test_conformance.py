@@ -8,7 +8,7 @@ import trio.testing
 
 from link.conftest import Pair
 from link.zmq_peer import all_outputs, next_output, registered
-from lockstep_trio.link.interface import Unreachable
+from lockstep_trio.link.interface import RankLink, Unreachable
 
 GUARD = 10
 
@@ -51,6 +51,24 @@ async def test_outputs_sent_before_the_registration_are_delivered_after_it(pair:
         await pair.peer.register()
         await registered(pair.link)
         assert await next_output(pair.link) == [b"early"]
+
+
+async def test_a_registration_that_was_read_by_the_way_ends_the_next_wait(pair: Pair) -> None:
+    # The owner asks for it, in vain; it comes; a look for outputs reads it; the owner goes to sleep.
+    with trio.fail_after(GUARD):
+        assert pair.link.take_registration() is None
+        assert pair.link.receive_nowait() is None
+        await pair.peer.register()
+        with trio.move_on_after(1):  # until it has been read, or long after
+            while not _has_registration(pair.link):
+                assert pair.link.receive_nowait() is None
+                await trio.sleep(0.001)
+        await pair.link.wait(writable=False)
+        assert pair.link.take_registration() == (b"",)
+
+
+def _has_registration(link: RankLink) -> bool:
+    return getattr(link, "_registration", None) is not None
 
 
 async def test_a_second_registration_is_dropped_and_counted(pair: Pair) -> None:
