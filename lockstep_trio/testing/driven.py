@@ -73,10 +73,10 @@ class DrivenGroup(abc.ABC):
     def _advance_rank(self, rank: int) -> bool:
         self.deliver(rank)  # an engine reads its socket in a thread of its own, also while it waits in a collective
         engine = self.ranks[rank]
-        moved = not engine.model.at_barrier and (bool(engine.arrived) or engine.model.has_work)
-        if moved:
+        polls = not engine.model.at_barrier and bool(engine.arrived or engine.model.has_work)
+        if polls:
             self.poll(rank)
-        if not self.lockstep and engine.model.at_barrier:  # perhaps since it was polled by hand
+        steps = not self.lockstep and engine.model.at_barrier
+        if steps:
             self.step_alone(rank)
-            moved = True
-        return moved
+        return polls or steps
