@@ -163,17 +163,17 @@ class GroupFailed(EngineLost):
 
 @final
 class StreamOverflow(LockstepError):
-    """A stream's reader left more tokens unread than allowed; that request alone was aborted."""
+    """A stream's reader left more outputs unread than allowed; that request alone was aborted."""
 
     def __init__(self, request_id: str, limit: int) -> None:
         super().__init__(request_id, limit)
         self.request_id = request_id
         """The caller's id of the request."""
         self.limit = limit
-        """Unread tokens allowed (``unread_limit`` of ``open_group``)."""
+        """Unread outputs allowed (``unread_limit`` of ``open_group``)."""
 
     def __str__(self) -> str:
-        return f"request {self.request_id!r} had more than unread_limit={self.limit} tokens unread"
+        return f"request {self.request_id!r} had more than unread_limit={self.limit} outputs unread"
 
 
 @final

@@ -63,7 +63,7 @@ CASES: list[tuple[LockstepError, dict[str, object], str]] = [
     (
         StreamOverflow("request-7", 4096),
         {"request_id": "request-7", "limit": 4096},
-        "request 'request-7' had more than unread_limit=4096 tokens unread",
+        "request 'request-7' had more than unread_limit=4096 outputs unread",
     ),
     (
         UtilityFailed("reset_prefix_cache", {1: "busy", 0: "no cache"}),

@@ -122,6 +122,7 @@ class RequestStream(trio.abc.ReceiveChannel[OutputT], Generic[OutputT]):
             GroupFailed, RankFailed: The engine was lost. Outputs that came before are received first.
             GroupClosed: The block of ``open_group`` is being left.
             StreamOverflow: Too much was left unread.
+            WireError: An output cannot be read; what had come together with it is lost.
 
         Cancellation: loses no output.
         """
