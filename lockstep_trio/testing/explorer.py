@@ -8,7 +8,8 @@ ranks take any part of what has arrived, and an ABORT may be applied inside a st
     nothing can move, yet a rank waits at the barrier or holds a request, or the client still waits for something;
 *livelocked*
     it can move, but no state in which everything is settled can be reached from it;
-*in breach* of an invariant of the rule under test.
+*in breach*
+    an invariant of the rule under test does not hold.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep_trio.core import ExactWake, Fence, Start
+from lockstep_trio.core.wave import NoWaves
 
 ALL_AT_0 = (Start(0),)
 ALL_AT_1 = (Start(1),)
@@ -188,3 +189,14 @@ def test_states_one_wave_apart_fall_together_when_counted_from_their_own_base(ru
     later.done(0, 6)
     assert later.canonical(7) == rule.canonical(0)
     assert later.canonical(0) != rule.canonical(0)
+
+
+def test_independent_ranks_have_nothing_to_wake_prove_or_settle() -> None:
+    rule = NoWaves()
+    assert rule.submitted(0, "a") == rule.aborted(0, ["a"]) == rule.fenced(0) == rule.resumed() == ()
+    assert rule.done(0, 3) == rule.asked(0, 3) == ()
+    rule.proven(0, "a")
+    assert (rule.clock, rule.stepping, rule.settled, rule.unproven(0)) == (None, True, True, 0)
+    assert not rule.awaits(0, "a")
+    assert not rule.fence_pending(0)
+    assert rule.copy().canonical(0) == rule.canonical(7)
