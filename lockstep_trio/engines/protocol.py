@@ -101,6 +101,8 @@ class Batch:
     load: LoadReport | None = None
     dead: bool = False
     """The message is the engine's own notice of its death; nothing else is in it."""
+    unanswered: bool = False
+    """There was an answer to a utility call, and it could not be read: whoever awaits it awaits it in vain."""
     damage: tuple[str, ...] = ()
     """Parts that could not be read and were left out, none of them vital."""
 

@@ -116,6 +116,7 @@ class Coordinator:
         self.counts = [RankCounts() for _ in drivers]
         self.settled = trio.Event()
         self.failed = trio.Event()
+        """The group is lost, or over."""
         self._unread_limit = unread_limit
         self._inbox, self._outlet = trio.open_memory_channel[Item](float("inf"))
         self._buffers: dict[str, StreamBuffer] = {}
@@ -215,7 +216,11 @@ class Coordinator:
         effects = self.machine.handle(event, trio.current_time())
         self._buffers[buffer.wire_id] = buffer
         self._callers.add(buffer.request_id)
-        self._carry_out(effects, submission.add)
+        try:
+            self._carry_out(effects, submission.add)
+        except BaseException:  # a bug, and maybe in the caller's own task: its request must not stay behind
+            self.leave(buffer)
+            raise
         if buffer.error is not None:  # the ADD or its wake could not be sent: the request was taken back
             raise buffer.error()
 
@@ -225,9 +230,11 @@ class Coordinator:
 
     def _carry_out(self, effects: Sequence[Effect], add: Sequence[Frame] = ()) -> None:
         self._busy = True
-        for effect in effects:
-            self._do(effect, add)
-        self._busy = False
+        try:
+            for effect in effects:
+                self._do(effect, add)
+        finally:
+            self._busy = False
         while self._losses:
             self.tell(RankLost(self._losses.pop(0)))
         if self._parked is not None and self.machine.settled:
@@ -358,8 +365,8 @@ class Coordinator:
             self.tell(self._load_event(rank))
 
     def _post_load(self, rank: int) -> None:
-        if rank in self._unreported:
-            self.post(self._load_event(rank))
+        if rank in self._unreported and not self._busy:  # busy: the rank is just being lost
+            self.tell(self._load_event(rank))
 
     def _load_event(self, rank: int) -> LoadReported:
         load = self._unreported.pop(rank)
@@ -384,28 +391,38 @@ class Coordinator:
         for driver in self.drivers:
             await driver.wait_flushed()
 
+    @trio.lowlevel.enable_ki_protection  # it runs in the owner's task; half of it would leave others waiting
     def finish(self) -> None:
-        """The group is over, settled or not: whatever still waits is told so."""
-        try:
-            # The coordinator may not have come to it, with little grace or because it is gone. What can leave shall.
-            self._clear_inbox()
-            self.report_loads()
-            self.tell(Close())
-        finally:
-            self._over = True
-            self._end(tuple(self._buffers), self.machine.fault)
-            for driver in self.drivers:
-                driver.fail_calls(GroupClosed)
-            if self._parked is not None:
-                self._parked.set()
+        """The group is over, settled or not: whatever still waits is told so.
 
-    def _clear_inbox(self) -> None:
+        The coordinator may not have come to the close, with little grace or because it is gone; what can leave shall.
+        """
+        bug: Exception | None = None
+        left = self._clear_inbox()
+        for event in (*left, *map(self._load_event, tuple(self._unreported)), Close()):
+            try:
+                self.tell(event)
+            except Exception as error:  # noqa: BLE001  # raised below, after everybody was told
+                bug = bug or error
+        self._over = True
+        self._end(tuple(self._buffers), self.machine.fault)
+        for driver in self.drivers:
+            driver.fail_calls(GroupClosed)
+        self.failed.set()
+        if self._parked is not None:
+            self._parked.set()
+        if bug is not None:
+            raise bug
+
+    def _clear_inbox(self) -> list[Event]:
+        """Refuse the submissions that nobody has come to, and return the events."""
+        left: list[Event] = []
         while True:
             try:
                 item = self._outlet.receive_nowait()
             except trio.WouldBlock:
-                return
+                return left
             if isinstance(item, Submission):
                 item.slot.fail(GroupClosed)
             else:
-                self.tell(item)
+                left.append(item)

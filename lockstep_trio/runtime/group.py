@@ -173,12 +173,15 @@ class Group(Generic[RequestT, OutputT]):
     async def wait_failed(self) -> Fault:
         """Sleep until the group is lost, and return the cause. Independent ranks: until none is left.
 
+        Raises:
+            GroupClosed: The block of ``open_group`` was left, and the group had not been lost until then.
+
         Cancellation: changes nothing.
         """
         await self._coordinator.failed.wait()
-        fault = self.fault
-        assert fault is not None
-        return fault
+        if self.fault is None:
+            raise GroupClosed
+        return self.fault
 
     async def wait_parked(self) -> None:
         """Sleep until nothing is in flight and, in a lockstep group, the ranks have drained their wave and parked.

@@ -175,15 +175,14 @@ class _Opening:
         while not self._handshake.complete:
             try:
                 identity, frames = await self._link.receive_handshake()
+                answer = self._handshake.receive(identity, frames)
+                if answer is not None:
+                    self._link.send_handshake(identity, answer)
             except trio.ClosedResourceError:
                 return  # the last word was a registration, so the conversation was closed from the other side
-            try:
-                answer = self._handshake.receive(identity, frames)
             except HandshakeError as error:
                 self._fail(error)
                 return
-            if answer is not None:
-                self._link.send_handshake(identity, answer)
             self._look()
 
     async def _attend(self, link: RankLink) -> None:

@@ -177,7 +177,8 @@ class RankDriver:
             await self._link.wait(writable=True)
         if scope.cancelled_caught:
             self._flush()
-            if self._stuck_since is not None:
+            # The head may have left just now: then the next one has only begun to wait.
+            if self._stuck_since is not None and trio.current_time() >= self._stuck_since + self._send_timeout:
                 self.lose(FaultKind.SEND_TIMEOUT, f"{len(self._outbox)} messages waited {self._send_timeout} s")
 
     def _pump(self) -> None:
@@ -205,6 +206,9 @@ class RankDriver:
             self.lose(FaultKind.DIED, "the engine said so")
         else:
             self.listener.batch_came(self.rank, batch)
+        if batch.unanswered and (self._calls or self._fence is not None):
+            # Waiting on would be for ever, and without its fence a lockstep group would never come to rest.
+            self.lose(FaultKind.UNDECODABLE, "; ".join(batch.damage))
 
     def lose(self, kind: FaultKind, detail: str) -> None:
         """Report that the rank is lost. What waits in its outbox will never leave."""

@@ -189,6 +189,7 @@ class MemoryGroupLink:
         """The engines' sides, by rank."""
         self.ranks = [MemoryRankLink(port, capacity) for port in self.ports]
         self.closed = False
+        self.handshake_closed = False
         self._said, self._heard = trio.open_memory_channel[tuple[bytes, list[bytes]]](float("inf"))
         self.on_answer: Callable[[bytes, list[bytes]], None] = lambda identity, frames: None
         """Called with (identity, frames) whenever the client answers on the handshake socket."""
@@ -201,9 +202,12 @@ class MemoryGroupLink:
         return await self._heard.receive()
 
     def send_handshake(self, identity: bytes, frames: Sequence[Frame]) -> None:
+        if self.handshake_closed:
+            raise trio.ClosedResourceError
         self.on_answer(identity, [bytes(frame) for frame in frames])
 
     def close_handshake(self) -> None:
+        self.handshake_closed = True
         self._heard.close()
 
     def close(self) -> None:

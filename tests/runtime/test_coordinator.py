@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 import trio
 import trio.testing
 
-from lockstep_trio.core import RankDraining
-from lockstep_trio.engines.protocol import Frame
+from lockstep_trio.core import Load, RankDraining, RankPhase
+from lockstep_trio.engines.protocol import Batch, Frame, LoadReport
 from lockstep_trio.errors import (
     FaultKind,
     GroupClosed,
@@ -575,3 +575,81 @@ async def test_a_loss_found_while_the_group_is_being_left_ends_the_wait() -> Non
     with pytest.raises(GroupClosed):
         await stream.receive()
     assert unsent(r.sim, 1) == []
+
+
+# -- what only a bug, or a broken engine, brings about ------------------------------------------------------------
+
+
+async def test_a_fence_reply_that_cannot_be_read_fails_the_rank_instead_of_waking_it_for_ever(
+    nursery: trio.Nursery,
+) -> None:
+    async with rig(nursery=nursery, close_grace=1) as r:
+        (await r.group.submit(ask(3, rank=0))).close()
+        await rest()
+        r.say(0, utility=["not a call id"])
+        await rest()
+        assert r.group.fault is not None
+        assert r.group.fault.kind is FaultKind.UNDECODABLE
+
+
+async def test_an_answer_nobody_awaits_may_be_unreadable(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        r.say(0, utility=["not a call id"])
+        await rest()
+        assert r.group.fault is None
+        assert r.group.statistics().ranks[0].damaged == 1
+
+
+async def test_a_newer_load_is_not_undone_by_one_that_came_with_a_final_output(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery, lockstep=False) as r:
+        streams = [await r.group.submit(ask(50, rank=0)) for _ in range(2)]
+        wire_id = streams[0]._buffer.wire_id
+        raw = (wire_id, (1,), None, None, None, 1)
+        r.coordinator.batch_came(0, Batch(outputs=[(wire_id, True, raw)], load=LoadReport(9, 9, 0.5)))
+        r.coordinator.batch_came(0, Batch(load=LoadReport(0, 1, 0.1)))
+        r.group.statistics()  # before the coordinator had a turn
+        await rest()
+        assert r.group.statistics().state.ranks[0].load == Load(0, 1, 0.1)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_an_effect_that_raises_in_the_callers_task_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    async with rig(nursery=nursery, lockstep=False) as r:
+        with monkeypatch.context() as patch:
+            patch.setattr(r.coordinator.drivers[0], "queue", lambda frames: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                await r.group.submit(ask(3, rank=0))
+        await rest()
+        assert r.group.statistics().state.in_flight == 0
+        assert not r.coordinator._callers
+        r.sim.kill(1)
+        await rest()
+        assert r.coordinator.drivers[1].fault is not None
+        assert r.group.statistics().state.ranks[1].phase is RankPhase.LOST
+
+
+async def test_whoever_waits_when_the_block_is_left_is_told_whatever_else_goes_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[str] = []
+
+    async def note(function: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await function()
+        except GroupClosed:
+            ends.append("closed")
+
+    async with trio.open_nursery() as outer:
+        with pytest.raises((ZeroDivisionError, ExceptionGroup)):
+            async with rig(close_grace=0) as r:
+                outer.start_soon(note, r.group.wait_failed)
+                await rest()
+                for _ in range(3):
+                    outer.start_soon(note, lambda: r.group.submit(ask(3)))
+                await trio.lowlevel.checkpoint()
+                monkeypatch.setattr(r.coordinator.machine.__class__, "handle", lambda *_: 1 // 0)
+        await rest()
+        assert ends.count("closed") == 4

@@ -170,6 +170,21 @@ async def test_room_in_the_last_moment_is_room(nursery: trio.Nursery, autojump_c
     assert bench.arrived() == [b"b"]
 
 
+async def test_a_message_that_has_only_just_come_to_the_head_has_its_own_time(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench(capacity=1)
+    nursery.start_soon(bench.driver.run, ())
+    for message in (b"a", b"b", b"c"):
+        bench.driver.queue([message])
+    await rest()
+    bench.port.inbound.take()  # room for one, and nobody tells the link
+    await trio.sleep(31)
+    assert bench.driver.fault is None
+    await trio.sleep(30)
+    assert bench.fault() is FaultKind.SEND_TIMEOUT
+
+
 async def test_an_unreachable_rank_is_lost_and_whatever_waits_for_it_with_it(nursery: trio.Nursery) -> None:
     bench = Bench(capacity=1)
     bench.driver.queue([b"a"])

@@ -60,6 +60,7 @@ def decode(frames: Sequence[Frame]) -> Batch:
         batch.load = _load(array[STATS], damage)
     if size > UTILITY and array[UTILITY] is not None:
         batch.utility = _utility(array[UTILITY], damage)
+        batch.unanswered = batch.utility is None
     if damage:
         batch.damage = tuple(damage)
     return batch
