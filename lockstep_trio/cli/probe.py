@@ -26,6 +26,8 @@ Group: TypeAlias = lockstep_trio.Group[EngineCoreRequest, RequestOutput]
 
 PARK_PATIENCE = 5.0
 """Seconds that the group has to park once its requests have ended; an engine parks within some 16 steps."""
+LAST_DONES = 1.0
+"""Seconds that the other ranks' DONEs may take behind the first."""
 CLOSE_GRACE = 5.0
 
 EPILOG = """\b
@@ -219,8 +221,12 @@ class _Conversation:
         self._say(f"{output.request_id} on rank {output.rank}: {' '.join(map(str, output.token_ids))}{end}")
 
     async def _parked(self) -> None:
+        """Until every rank has told of the drain. One that tells is enough for the group, but not for the summary."""
         with contextlib.suppress(lockstep_trio.GroupFailed):
             await self._group.wait_parked()
+        with trio.move_on_after(LAST_DONES):
+            while len({rank.counts.dones for rank in self._group.statistics().ranks}) > 1:  # noqa: ASYNC110  # no event
+                await trio.sleep(0.02)
 
     def _sum_up(self, console: Console, took: float) -> None:
         state = self._group.statistics()
