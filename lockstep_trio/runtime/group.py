@@ -186,7 +186,7 @@ class Group(Generic[RequestT, OutputT]):
     async def wait_parked(self) -> None:
         """Sleep until nothing is in flight and, in a lockstep group, the ranks have drained their wave and parked.
 
-        The report of the first rank is enough, for the ranks agree on a drain; those of the others may still be under way.
+        The first rank's report is enough, for the ranks agree on a drain; the others' may still be under way.
         Returns at once if that is so now. By the time it returns somebody else may have submitted something.
 
         Raises:
