@@ -38,6 +38,8 @@ class FaultKind(enum.Enum):
     """The engine said so itself (vLLM: the one-frame ``ENGINE_CORE_DEAD`` sentinel)."""
     DISCONNECTED = "disconnected"
     """The transport saw the rank's own connection end."""
+    UNRESPONSIVE = "unresponsive"
+    """Its connection stood, but nothing came over it, heartbeats neither (tcp only)."""
     UNREACHABLE = "unreachable"
     """A send found no such peer (ZeroMQ: ``EHOSTUNREACH`` on a mandatory ROUTER)."""
     SEND_TIMEOUT = "send timeout"

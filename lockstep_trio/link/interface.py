@@ -8,7 +8,9 @@ same endpoint do not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, final
+
+import attrs
 
 Frame: TypeAlias = bytes | memoryview
 """One frame. Given frames are not copied and must not be written to afterwards."""
@@ -16,6 +18,17 @@ Frame: TypeAlias = bytes | memoryview
 
 class Unreachable(Exception):
     """A send found no peer with the rank's identity. Nothing was sent."""
+
+
+@final
+@attrs.frozen
+class Loss:
+    """How a rank's own connection was lost."""
+
+    how: str
+    """In words, for people."""
+    silent: bool = False
+    """The other end did not close it: nothing came for longer than heartbeats allow, so it was given up here."""
 
 
 class RankLink(Protocol):
@@ -52,11 +65,18 @@ class RankLink(Protocol):
         ...
 
     @property
-    def gone(self) -> str | None:
-        """How the rank's own connection was lost, in words; None while it stands.
+    def gone(self) -> Loss | None:
+        """How the rank's own connection was lost; None while it stands.
 
         Seen only after the events were read, which ``wait`` and ``receive_nowait`` returning None do. Messages may
         still be receivable: drain until None, then believe it.
+        """
+        ...
+
+    def restart(self) -> None:
+        """Expect another process in the rank's place: forget its registration, its connection and their loss.
+
+        Only while the group comes up. Messages of the old process that were not taken yet are dropped.
         """
         ...
 
@@ -93,8 +113,12 @@ class GroupLink(Protocol):
         """Where ranks say hello, with the port that was really bound."""
         ...
 
-    async def receive_handshake(self) -> tuple[bytes, list[bytes]]:
-        """The next (identity, frames) on the handshake socket. One task at a time. Cancellation: loses nothing."""
+    async def receive_handshake(self) -> tuple[bytes, list[bytes] | None]:
+        """The next (identity, frames) on the handshake socket; frames None: its connection there has ended.
+
+        That is told once per connection that said something, after everything it said, and of the connection that an
+        identity last spoke on only. One task at a time. Cancellation: loses nothing.
+        """
         ...
 
     def send_handshake(self, identity: bytes, frames: Sequence[Frame]) -> None:

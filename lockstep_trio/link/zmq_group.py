@@ -91,7 +91,7 @@ class ZmqGroupLink:
         """Where ranks say hello, with the port that was really bound."""
         return self._handshake_endpoint
 
-    async def receive_handshake(self) -> tuple[bytes, list[bytes]]:
+    async def receive_handshake(self) -> tuple[bytes, list[bytes] | None]:
         """The next (identity, frames) on the handshake socket, from anybody.
 
         Raises:

@@ -15,7 +15,7 @@ import zmq
 
 from lockstep_trio.link.connections import NO_DESCRIPTOR, Connections, descriptor_of, origin_of
 from lockstep_trio.link.endpoints import Endpoint, IpcEndpoint, bind
-from lockstep_trio.link.interface import Frame, Unreachable
+from lockstep_trio.link.interface import Frame, Loss, Unreachable
 from lockstep_trio.link.options import LinkOptions, open_pull, open_router, set_heartbeat
 from lockstep_trio.link.outputs import Outputs
 from lockstep_trio.link.socket import BACKOFF, milliseconds, receive_frames, send_frames
@@ -57,7 +57,7 @@ class ZmqRankLink:
         self._registration: tuple[bytes, ...] | None = None
         self._lost: str | None = None
         self._lost_at = 0.0
-        self._gone: str | None = None
+        self._gone: Loss | None = None
         self._feigns_room = False
         self._wanted = [READABLE] * 4
         self._closed = False
@@ -107,8 +107,8 @@ class ZmqRankLink:
         return self._output_endpoint
 
     @property
-    def gone(self) -> str | None:
-        """How the rank's own connection was lost, in words; None while it stands."""
+    def gone(self) -> Loss | None:
+        """How the rank's own connection was lost; None while it stands."""
         return self._gone
 
     @property
@@ -162,7 +162,7 @@ class ZmqRankLink:
                 # now. Only when that is used up does the loss become visible.
                 message = self._next_output()
                 if message is None:
-                    self._gone = self._lost
+                    self._gone = Loss(self._lost)
         return message
 
     def _was_heard_out(self) -> bool:
@@ -220,6 +220,10 @@ class ZmqRankLink:
             if self._lost is not None:
                 self._lost_at = trio.current_time()
                 self._watch.wake()
+
+    def restart(self) -> None:
+        """Expect another process in the rank's place; see `lockstep_trio.link.interface.RankLink.restart`."""
+        raise NotImplementedError
 
     async def wait(self, *, writable: bool) -> None:
         """Return when something may have changed: a message, a registration, a loss, `wake`, or (if asked) room.

@@ -175,6 +175,8 @@ class _Opening:
         while not self._handshake.complete:
             try:
                 identity, frames = await self._link.receive_handshake()
+                if frames is None:
+                    continue
                 answer = self._handshake.receive(identity, frames)
                 if answer is not None:
                     self._link.send_handshake(identity, answer)
@@ -201,7 +203,7 @@ class _Opening:
             while (frames := link.receive_nowait()) is not None:
                 early.append(frames)
             if link.gone is not None:
-                text = f"rank {link.rank} was lost while the group came up: {link.gone}"
+                text = f"rank {link.rank} was lost while the group came up: {link.gone.how}"
                 self._fail(HandshakeError(text, self._handshake.stages))
             await link.wait(writable=False)
         return early

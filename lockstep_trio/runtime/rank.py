@@ -186,8 +186,8 @@ class RankDriver:
             frames = self._link.receive_nowait()
             if frames is None:
                 # What was readable when the connection was lost has been handled by now.
-                if self._link.gone is not None:
-                    self.lose(FaultKind.DISCONNECTED, self._link.gone)
+                if (gone := self._link.gone) is not None:
+                    self.lose(FaultKind.UNRESPONSIVE if gone.silent else FaultKind.DISCONNECTED, gone.how)
                 return
             self.last_seen = trio.current_time()
             self._hear(frames)

@@ -13,7 +13,7 @@ from typing import final
 
 import trio
 
-from lockstep_trio.link import Frame, Unreachable
+from lockstep_trio.link import Frame, Loss, Unreachable
 
 
 @final
@@ -103,7 +103,7 @@ class MemoryPort:
         """From the rank to the client."""
         self.registration: tuple[bytes, ...] | None = None
         self.connected = True
-        self.lost_by: str | None = None
+        self.lost_by: Loss | None = None
 
     def send(self, frames: Sequence[Frame]) -> None:
         """To the client."""
@@ -115,10 +115,15 @@ class MemoryPort:
         self.registration = (payload,)
         self.outbound.news.set()
 
-    def disconnect(self, how: str = "disconnected") -> None:
-        """The rank is gone. What it has sent can still be read; what it was sent is lost."""
+    def disconnect(self, how: str = "disconnected", *, silent: bool = False) -> None:
+        """The rank is gone. What it has sent can still be read; what it was sent is lost.
+
+        Args:
+            how: What the client is told.
+            silent: Whether it was given up for its silence.
+        """
         self.connected = False
-        self.lost_by = how
+        self.lost_by = Loss(how, silent)
         self.inbound.clear()
         self.outbound.news.set()
 
@@ -157,8 +162,14 @@ class MemoryRankLink:
         return self._port.outbound.take()
 
     @property
-    def gone(self) -> str | None:
+    def gone(self) -> Loss | None:
         return None if self._port.outbound.readable else self._port.lost_by
+
+    def restart(self) -> None:
+        port = self._port
+        port.connected, port.lost_by, port.registration = True, None, None
+        port.inbound.clear()
+        port.outbound.clear()
 
     async def wait(self, *, writable: bool) -> None:
         """Room is noticed at the next wake-up only: whoever makes room calls ``wake``."""
@@ -190,7 +201,7 @@ class MemoryGroupLink:
         self.ranks = [MemoryRankLink(port, capacity) for port in self.ports]
         self.closed = False
         self.handshake_closed = False
-        self._said, self._heard = trio.open_memory_channel[tuple[bytes, list[bytes]]](float("inf"))
+        self._said, self._heard = trio.open_memory_channel[tuple[bytes, list[bytes] | None]](float("inf"))
         self.on_answer: Callable[[bytes, list[bytes]], None] = lambda identity, frames: None
         """Called with (identity, frames) whenever the client answers on the handshake socket."""
 
@@ -198,7 +209,11 @@ class MemoryGroupLink:
         """A rank speaks on the handshake socket."""
         self._said.send_nowait((identity, list(frames)))
 
-    async def receive_handshake(self) -> tuple[bytes, list[bytes]]:
+    def hang_up(self, identity: bytes) -> None:
+        """The handshake connection on which this identity spoke ends."""
+        self._said.send_nowait((identity, None))
+
+    async def receive_handshake(self) -> tuple[bytes, list[bytes] | None]:
         return await self._heard.receive()
 
     def send_handshake(self, identity: bytes, frames: Sequence[Frame]) -> None:

@@ -27,7 +27,7 @@ from link.zmq_peer import (
     registered,
     until_dropped,
 )
-from lockstep_trio.link.interface import Unreachable
+from lockstep_trio.link.interface import Loss, Unreachable
 from lockstep_trio.link.options import LinkOptions
 from lockstep_trio.link.socket import BACKOFF, ZmqSocket
 from lockstep_trio.link.zmq_group import Transport, open_zmq_link
@@ -306,7 +306,7 @@ async def test_the_end_of_the_input_connection_alone_is_a_loss_after_a_while(lin
         await peer.send([b"last words"])
         assert await next_output(link) == [b"last words"]
         assert await next_output(link) is None
-        assert link.gone == "its input connection ended"
+        assert link.gone == Loss("its input connection ended")
 
 
 async def test_the_end_of_the_output_connection_alone_is_a_loss(link: ZmqRankLink) -> None:
@@ -315,7 +315,7 @@ async def test_the_end_of_the_output_connection_alone_is_a_loss(link: ZmqRankLin
         await peer.send([b"last words"])
         peer.output.close()
         assert await all_outputs(link) == [[b"last words"]]
-        assert link.gone == "its output connection ended"
+        assert link.gone == Loss("its output connection ended")
 
 
 async def test_outputs_that_leave_after_the_input_connection_has_ended_still_count(link: ZmqRankLink) -> None:
