@@ -38,6 +38,12 @@ CLIENT = {
 }
 
 CORE = {
+    "Drain",
+    "Look",
+    "Nudge",
+    "SendProbe",
+    "Split",
+    "Suspected",
     *("Submit", "Abort", "Close", "Progress", "LoadReported", "FenceAnswered", "WaveDone", "WaveAsked"),
     *("RankDraining", "RankLost", "Event", "Request"),
     *("SendAdd", "SendAbort", "SendStart", "SendFence", "EndRequests", "LoseRank", "LoseGroup", "Settled", "Ignored"),

@@ -54,8 +54,29 @@ class Abort:
 
 @final
 @attrs.frozen
+class Drain:
+    """The owner wants no more requests; those in flight go on."""
+
+
+@final
+@attrs.frozen
 class Close:
     """The owner leaves: admit nothing more, abort everything, settle."""
+
+
+@final
+@attrs.frozen
+class Look:
+    """Time has passed: see whether a rank is silent for too long."""
+
+    seen: tuple[float, ...]
+    """By rank, when it was last heard of, by the same clock as ``now``."""
+
+
+@final
+@attrs.frozen
+class Nudge:
+    """Start the current wave again in a lockstep group, because it may be split. Harmless if it is not."""
 
 
 # -- events: a rank ----------------------------------------------------------------------------------------------
@@ -128,7 +149,19 @@ class RankLost:
 
 
 Event: TypeAlias = (
-    Submit | Abort | Close | Progress | LoadReported | FenceAnswered | WaveDone | WaveAsked | RankDraining | RankLost
+    Submit
+    | Abort
+    | Drain
+    | Close
+    | Look
+    | Nudge
+    | Progress
+    | LoadReported
+    | FenceAnswered
+    | WaveDone
+    | WaveAsked
+    | RankDraining
+    | RankLost
 )
 
 
@@ -170,6 +203,14 @@ class SendFence:
     rank: int
 
 
+@final
+@attrs.frozen
+class SendProbe:
+    """Queue a harmless utility call for each of ``ranks``. Its reply is a sign of life like any other."""
+
+    ranks: tuple[int, ...]
+
+
 # -- effects: news -----------------------------------------------------------------------------------------------
 
 
@@ -207,6 +248,23 @@ class Settled:
 
 @final
 @attrs.frozen
+class Suspected:
+    """Ranks that have work were silent for ``stall_timeout``; they are being probed."""
+
+    silent: tuple[int, ...]
+
+
+@final
+@attrs.frozen
+class Split:
+    """Some ranks of a lockstep group answered a probe and others did not; its wave is started again."""
+
+    silent: tuple[int, ...]
+    answered: tuple[int, ...]
+
+
+@final
+@attrs.frozen
 class Ignored:
     """Something was not acted upon that somebody may want to know of."""
 
@@ -214,4 +272,17 @@ class Ignored:
     what: str
 
 
-Effect: TypeAlias = SendAdd | SendAbort | SendStart | SendFence | EndRequests | LoseRank | LoseGroup | Settled | Ignored
+Effect: TypeAlias = (
+    SendAdd
+    | SendAbort
+    | SendStart
+    | SendFence
+    | SendProbe
+    | EndRequests
+    | LoseRank
+    | LoseGroup
+    | Settled
+    | Suspected
+    | Split
+    | Ignored
+)

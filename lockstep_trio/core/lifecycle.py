@@ -30,6 +30,8 @@ class GroupPhase(enum.Enum):
     """Where the group is in its life."""
 
     OPEN = "open"
+    DRAINING = "draining"
+    """Admits nothing; what is in flight goes on."""
     CLOSING = "closing"
     """Admits nothing; the wake rule runs on until all is settled."""
     CLOSED = "closed"
@@ -40,6 +42,7 @@ class GroupPhase(enum.Enum):
 class GroupStep(enum.Enum):
     """What moves a group on."""
 
+    DRAIN = "drain"
     CLOSE = "close"
     SETTLE = "settle"
     FAIL = "fail"
@@ -56,14 +59,21 @@ RANK_TABLE: Mapping[tuple[RankPhase, RankStep], RankPhase] = {
 }
 
 GROUP_TABLE: Mapping[tuple[GroupPhase, GroupStep], GroupPhase] = {
+    (GroupPhase.OPEN, GroupStep.DRAIN): GroupPhase.DRAINING,
     (GroupPhase.OPEN, GroupStep.CLOSE): GroupPhase.CLOSING,
     (GroupPhase.OPEN, GroupStep.FAIL): GroupPhase.FAILED,
+    (GroupPhase.DRAINING, GroupStep.DRAIN): GroupPhase.DRAINING,
+    (GroupPhase.DRAINING, GroupStep.CLOSE): GroupPhase.CLOSING,
+    (GroupPhase.DRAINING, GroupStep.FAIL): GroupPhase.FAILED,
+    (GroupPhase.CLOSING, GroupStep.DRAIN): GroupPhase.CLOSING,
     (GroupPhase.CLOSING, GroupStep.CLOSE): GroupPhase.CLOSING,
     (GroupPhase.CLOSING, GroupStep.FAIL): GroupPhase.FAILED,
     (GroupPhase.CLOSING, GroupStep.SETTLE): GroupPhase.CLOSED,
+    (GroupPhase.CLOSED, GroupStep.DRAIN): GroupPhase.CLOSED,
     (GroupPhase.CLOSED, GroupStep.CLOSE): GroupPhase.CLOSED,
     (GroupPhase.CLOSED, GroupStep.FAIL): GroupPhase.CLOSED,
     # Failed is final: who asks later shall hear of the fault, not of the close that followed it.
+    (GroupPhase.FAILED, GroupStep.DRAIN): GroupPhase.FAILED,
     (GroupPhase.FAILED, GroupStep.CLOSE): GroupPhase.FAILED,
     (GroupPhase.FAILED, GroupStep.FAIL): GroupPhase.FAILED,
 }

@@ -8,6 +8,7 @@ part               what it knows                                                
 wake rule          which wave to start and when; what is unproven               ``wave``
 registry           which requests are in flight, and on which rank              ``registry``
 selector           reported load; whose turn it is                              ``selection``
+stall watches      who has been silent for too long                             ``stalls``
 phases             whether a rank serves, whether the group is open             ``lifecycle``
 =================  ===========================================================  ================
 
@@ -25,19 +26,22 @@ from typing import Self, TypeAlias, assert_never, final
 
 import attrs
 
-from lockstep_trio.errors import Fault, GroupClosed, GroupFailed, Overloaded, RankFailed, RequestRejected
+from lockstep_trio.errors import Fault, FaultKind, GroupClosed, GroupFailed, Overloaded, RankFailed, RequestRejected
 
 from .events import (
     Abort,
     Close,
+    Drain,
     Effect,
     EndRequests,
     Event,
     FenceAnswered,
     Ignored,
     LoadReported,
+    Look,
     LoseGroup,
     LoseRank,
+    Nudge,
     Progress,
     RankDraining,
     RankLost,
@@ -45,9 +49,12 @@ from .events import (
     SendAbort,
     SendAdd,
     SendFence,
+    SendProbe,
     SendStart,
     Settled,
+    Split,
     Submit,
+    Suspected,
     WaveAsked,
     WaveDone,
 )
@@ -55,6 +62,7 @@ from .history import History
 from .lifecycle import GROUP_TABLE, RANK_TABLE, GroupPhase, GroupStep, RankPhase, RankStep
 from .registry import Registry
 from .selection import Load, Selector
+from .stalls import Ask, Mend, StallAction, StallWatch
 from .wave import ExactWake, NoWaves, Start, WaveAction, WaveRule
 
 WaveMethod: TypeAlias = Callable[[int, int], tuple[WaveAction, ...]]
@@ -108,6 +116,8 @@ class GroupMachine:
         rule: Another wake rule for a lockstep group; None for the exact one. Owned by the machine from then on.
         max_in_flight: Requests in flight at once, all ranks together; beyond it ``Overloaded``.
         outbox_limit: Bytes that may wait for one rank; a request that would exceed it is ``Overloaded``.
+        stall_timeout: Seconds for which a rank with work may be silent before it is probed; None for ever.
+        probe_timeout: Seconds of further silence after which it is lost.
         history_limit: Events to keep for replay; 0 keeps none.
     """
 
@@ -121,6 +131,8 @@ class GroupMachine:
         "_registry",
         "_rule",
         "_selector",
+        "_watches",
+        "_working_since",
         "lockstep",
         "max_in_flight",
         "outbox_limit",
@@ -135,6 +147,8 @@ class GroupMachine:
         rule: WaveRule | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
         outbox_limit: int = DEFAULT_OUTBOX_LIMIT,
+        stall_timeout: float | None = None,
+        probe_timeout: float = 0.0,
         history_limit: int = 0,
     ) -> None:
         if ranks < 1:
@@ -153,6 +167,12 @@ class GroupMachine:
         self._phase = GroupPhase.OPEN
         self._fault: Fault | None = None
         self._last_start: tuple[int, float] | None = None
+        self._working_since = [0.0] * ranks
+        """When each rank was given work that had none. Means nothing while it has none."""
+        domains = [tuple(range(ranks))] if lockstep else [(rank,) for rank in range(ranks)]
+        self._watches = (
+            [] if stall_timeout is None else [StallWatch(each, stall_timeout, probe_timeout) for each in domains]
+        )
         self._history = History(self.copy(), history_limit) if history_limit else None
 
     # -- what it is told -----------------------------------------------------------------------------------------
@@ -165,11 +185,11 @@ class GroupMachine:
             now: When, in seconds of any monotonic clock.
 
         Raises:
-            RequestRejected: ``Submit`` pins a rank that is not in the group.
+            RequestRejected: ``Submit`` pins a rank that is not in the group, or is larger than ``outbox_limit``.
             Overloaded: ``Submit`` would exceed ``max_in_flight`` or ``outbox_limit``.
             RankFailed: ``Submit`` pins an independent rank that is lost.
             GroupFailed: ``Submit`` after the group was lost.
-            GroupClosed: ``Submit`` after ``Close``, or when no rank takes requests any more.
+            GroupClosed: ``Submit`` after ``Drain`` or ``Close``, or when no rank takes requests any more.
         """
         effects = tuple(self._handle(event, now))
         if self._history is not None:
@@ -182,6 +202,9 @@ class GroupMachine:
                 return self._submit(event.request, event.backlog, now)
             case Close():
                 return self._close(now)
+            case Drain():
+                self._move_group(GroupStep.DRAIN)
+                return ()
             case RankLost():
                 return self._rank_lost(event.fault)
             case _ if self._phase in (GroupPhase.FAILED, GroupPhase.CLOSED):
@@ -202,6 +225,10 @@ class GroupMachine:
             case RankDraining():
                 self._move_rank(event.rank, RankStep.DRAIN)
                 return ()
+            case Look():
+                return self._look(event.seen, now)
+            case Nudge():
+                return self._act(self._rule.nudged(), now)
             case _:
                 assert_never(event)
 
@@ -210,6 +237,8 @@ class GroupMachine:
         if len(self._registry) >= self.max_in_flight:
             raise Overloaded("max_in_flight", self.max_in_flight)
         rank = self._place(request, backlog)
+        if not self.has_work(rank):
+            self._working_since[rank] = now
         self._registry.add(rank, request.wire_id)
         woken = self._rule.submitted(rank, request.wire_id)
         return [SendAdd(rank, request.wire_id), *self._act(woken, now)]
@@ -222,6 +251,8 @@ class GroupMachine:
 
     def _place(self, request: Request, backlog: Mapping[int, int]) -> int:
         """The rank for a request. Changes nothing but whose turn it is, and that only if it succeeds."""
+        if request.size > self.outbox_limit:
+            raise RequestRejected("request", f"{request.size} bytes", f"at most outbox_limit={self.outbox_limit} bytes")
         if request.pin is not None:
             return self._place_pinned(request.pin, request.size, backlog)
         serving = [rank for rank, phase in enumerate(self._phases) if phase is RankPhase.SERVING]
@@ -291,10 +322,10 @@ class GroupMachine:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _close(self, now: float) -> Iterable[Effect]:
-        if self._phase is not GroupPhase.OPEN:
-            self._move_group(GroupStep.CLOSE)
-            return () if self._phase is GroupPhase.CLOSING else (Settled(),)
+        before = self._phase
         self._move_group(GroupStep.CLOSE)
+        if before not in (GroupPhase.OPEN, GroupPhase.DRAINING):
+            return () if before is GroupPhase.CLOSING else (Settled(),)
         ids = tuple(wire_id for rank in range(self.ranks) for wire_id in self._registry.ids(rank))
         ended = (EndRequests(ids, None),) if ids else ()
         return self._then_settled([*self._abort(ids, now), *ended])
@@ -304,6 +335,45 @@ class GroupMachine:
             self._move_group(GroupStep.SETTLE)
             effects.append(Settled())
         return effects
+
+    # -- silence -------------------------------------------------------------------------------------------------
+
+    def _look(self, seen: Sequence[float], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        since = self._silence(seen)
+        for watch in self._watches:
+            action = watch.look(now, seen, since)
+            if action is not None:
+                effects += self._suspect(action, now)
+        return effects
+
+    def _silence(self, seen: Sequence[float]) -> Callable[[int], float | None]:
+        def since(rank: int) -> float | None:
+            if self._phases[rank] is RankPhase.LOST or not self.has_work(rank):
+                return None
+            return max(seen[rank], self._working_since[rank])
+
+        return since
+
+    def _suspect(self, action: StallAction, now: float) -> list[Effect]:
+        match action:
+            case Ask(ranks, silent):
+                return [Suspected(silent), SendProbe(ranks)]
+            case Mend(ranks, silent, answered):
+                return [Split(silent, answered), *self._act(self._rule.nudged(), now), SendProbe(ranks)]
+            case _:
+                return list(self._rank_lost(Fault(action.rank, FaultKind.STALLED, action.detail)))
+
+    def next_look(self, seen: Sequence[float]) -> float | None:
+        """When a ``Look`` may find something if nothing happens until then; None if there is nothing to look for.
+
+        Args:
+            seen: By rank, when it was last heard of.
+        """
+        if self._phase in (GroupPhase.FAILED, GroupPhase.CLOSED):
+            return None
+        since = self._silence(seen)
+        return min((time for watch in self._watches if (time := watch.next_look(since)) is not None), default=None)
 
     def _rank_lost(self, fault: Fault) -> Iterable[Effect]:
         known = self._phases[fault.rank] is RankPhase.LOST
@@ -361,6 +431,15 @@ class GroupMachine:
     def in_flight(self) -> int:
         """Requests in flight, all ranks together."""
         return len(self._registry)
+
+    def has_work(self, rank: int) -> bool:
+        """Requests of ours are in flight on it, or something of it is awaited: its silence means something."""
+        return bool(self._registry.count(rank) or self._rule.unproven(rank) or self._rule.fence_pending(rank))
+
+    def held(self, rank: int, limit: int) -> tuple[tuple[str, bool], ...]:
+        """(wire id, whether something has come back of it) of requests on a rank, the ``limit`` oldest."""
+        ids = self._registry.ids(rank)[:limit]
+        return tuple((wire_id, not self._rule.awaits(rank, wire_id)) for wire_id in ids)
 
     def is_in_flight(self, wire_id: str) -> bool:
         """The request was submitted and has neither finished, nor been aborted, nor been lost."""
@@ -433,6 +512,8 @@ class GroupMachine:
         twin._phase = self._phase
         twin._fault = self._fault
         twin._last_start = self._last_start
+        twin._working_since = list(self._working_since)
+        twin._watches = [watch.copy() for watch in self._watches]
         twin._history = None
         return twin
 
@@ -449,5 +530,6 @@ class GroupMachine:
             self._registry.canonical(),
             self._selector.canonical(),
             self._rule.canonical(base),
+            tuple(watch.canonical() for watch in self._watches),
             self._fault,
         )

@@ -35,12 +35,13 @@ fence reply             proves every id whose abort it stood behind
 ASK(k, w), w > clock    clock = w; not stepping
 ASK(k, any)             then, if not stepping: START(clock) to all; stepping
 resumed after a pause   not stepping; if anything is unproven: START(clock) to all; stepping
+suspected to be split   START(clock) to all; stepping
 ======================  ====================================================================================
 
 Two invariants follow, and the explorer checks both in every state: ``clock`` never exceeds any rank's own wave
 number (so no START ever raises one), and at most one START is broadcast per value of ``clock`` (plus one per
-resume). START excludes nobody: a holder whose request is aborted before its first step would otherwise stay
-parked while its neighbours step.
+resume and per suspicion). START excludes nobody: a holder whose request is aborted before its first step would
+otherwise stay parked while its neighbours step.
 
 Each piece is needed. Without the fence, without the re-wake on DONE, with one DONE dropped, or with silence
 after everything was aborted, the explorer finds a schedule that strands a rank (``tests/testing``).
@@ -114,6 +115,10 @@ class WaveRule(abc.ABC):
     @abc.abstractmethod
     def resumed(self) -> tuple[WaveAction, ...]:
         """All ranks have resumed after a pause, during which they dropped every START."""
+
+    def nudged(self) -> tuple[WaveAction, ...]:
+        """Some ranks seem to wait in a collective for others that are parked."""
+        return ()
 
     @abc.abstractmethod
     def awaits(self, rank: int, wire_id: str) -> bool:
@@ -217,6 +222,10 @@ class ExactWake(WaveRule):
     def resumed(self) -> tuple[WaveAction, ...]:
         self._stepping = False
         return self._wake() if any(self._waits) else ()
+
+    def nudged(self) -> tuple[WaveAction, ...]:
+        self._stepping = True
+        return (Start(self._clock),)
 
     def awaits(self, rank: int, wire_id: str) -> bool:
         return wire_id in self._waits[rank]

@@ -29,6 +29,7 @@ from lockstep_trio.core import (
     FenceAnswered,
     GroupMachine,
     GroupPhase,
+    Nudge,
     Progress,
     Request,
     SendAbort,
@@ -50,7 +51,7 @@ class Move:
     """One thing that happens. Which fields matter depends on ``kind``; ``str`` gives it as a sentence."""
 
     kind: str
-    """submit, abort, close, deliver, lose, poll, abort inside step, finish, start again, or step."""
+    """submit, abort, close, deliver, lose, poll, abort inside step, finish, start again, nudge, or step."""
     rank: int = -1
     request: int = -1
     count: int = 0
@@ -70,6 +71,8 @@ class Move:
                 return f"rank {self.rank} ends request {self.request} by itself"
             case "start again":
                 return "the last START is sent once more"
+            case "nudge":
+                return "the client suspects a split and starts the current wave again"
             case "close":
                 return "the owner closes the group"
             case "lose":
@@ -99,6 +102,8 @@ class Case:
     """The engine may end a held request by itself at any poll."""
     repeats: int = 0
     """How many times the last START may be sent again for no reason, to show that it is harmless."""
+    nudges: int = 0
+    """How many times the client may start the current wave for no reason, as it does when it suspects a split."""
     closes: bool = False
     """The owner may close the group at any time: nothing is submitted after that, and all must settle."""
     lost_done: bool = False
@@ -152,6 +157,7 @@ class World:
     submitted: int = 0
     """Bit set of requests."""
     repeats_left: int = 0
+    nudges_left: int = 0
     may_lose: bool = False
     breach: str | None = None
     """What the last move did that no rule may do."""
@@ -168,6 +174,7 @@ class World:
             [empty] * case.ranks,
             [empty] * case.ranks,
             repeats_left=case.repeats,
+            nudges_left=case.nudges,
             may_lose=case.lost_done,
         )
 
@@ -180,6 +187,7 @@ class World:
             list(self.outboxes),
             self.submitted,
             self.repeats_left,
+            self.nudges_left,
             self.may_lose,
         )
 
@@ -193,6 +201,8 @@ class World:
             yield Move("step")
         if self.repeats_left and self.machine.last_start is not None:
             yield Move("start again")
+        if self.nudges_left and not self.closed:
+            yield Move("nudge")
 
     def _caller_moves(self) -> Iterator[Move]:
         if self.closed:
@@ -260,6 +270,9 @@ class World:
                 self._step()
             case "start again":
                 self._start_again()
+            case "nudge":
+                self.nudges_left -= 1
+                self._tell(Nudge())
             case "lose":
                 self.may_lose = False
                 self.outboxes[move.rank] = self.outboxes[move.rank][1:]
@@ -319,7 +332,7 @@ class World:
                 case SendFence(rank):
                     self._send(rank, Call())
                 case SendStart(wave, exclude):
-                    if before is not None and wave <= before[0]:
+                    if before is not None and wave <= before[0] and not isinstance(event, Nudge):
                         self.breach = f"START({wave}) after START({before[0]})"
                     self._send_all(StartWave(wave, exclude))
                 case EndRequests() | Settled():
@@ -364,7 +377,7 @@ class World:
         """What distinguishes this state, piece by piece."""
         base = self.base()
         yield self.machine.canonical(base)
-        yield (self.submitted, self.repeats_left, self.may_lose)
+        yield (self.submitted, self.repeats_left, self.nudges_left, self.may_lose)
         for rank in self.ranks:
             yield rank.canonical(base)
         for box in (*self.inboxes, *self.outboxes):

@@ -12,6 +12,7 @@ from lockstep_trio import errors
 from lockstep_trio.core import (
     Abort,
     Close,
+    Drain,
     Effect,
     EndRequests,
     Event,
@@ -423,3 +424,38 @@ def test_a_group_is_over_at_most_once_and_tells_it_once(events: list[Event], loc
     assert len(ended) == len(set(ended))
     assert sum(isinstance(effect, LoseGroup) for effect in told) <= 1
     assert all(sum(effect == LoseRank(fault) for effect in told) <= 1 for fault in (DEAD_0, DEAD_1))
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_draining_group_takes_nothing_new_and_aborts_nothing(group: GroupMachine) -> None:
+    tell(group, submit("a", pin=0))
+    assert tell(group, Drain(), Drain()) == []
+    assert group.phase is GroupPhase.DRAINING
+    with pytest.raises(errors.GroupClosed):
+        tell(group, submit("b"))
+    tell(group, Progress(0, ("a",), ("a",)), WaveDone(0, 0))
+    assert group.settled
+    assert tell(group, Close()) == [Settled()]
+
+
+def test_closing_a_draining_group_aborts_what_is_left(group: GroupMachine) -> None:
+    tell(group, submit("a", pin=0), Drain())
+    assert tell(group, Close()) == [SendAbort(0, ("a",)), SendFence(0), EndRequests(("a",), None)]
+    assert tell(group, Drain()) == []
+    assert group.phase is GroupPhase.CLOSING
+
+
+def test_a_request_that_no_outbox_could_ever_hold_is_the_callers_mistake() -> None:
+    group = GroupMachine(2, lockstep=True, outbox_limit=100)
+    for pin in (None, 1):
+        with pytest.raises(errors.RequestRejected, match="outbox_limit=100"):
+            tell(group, submit("a", pin, size=101))
+    assert tell(group, submit("a", 1, size=100))[0] == SendAdd(1, "a")
+
+
+def test_what_a_rank_holds_is_listed_oldest_first_with_what_nothing_came_back_of(group: GroupMachine) -> None:
+    tell(group, submit("a", 0), submit("b", 0), submit("c", 0), Progress(0, ("b",)))
+    assert group.held(0, 2) == (("a", False), ("b", True))
+    assert group.held(1, 2) == ()

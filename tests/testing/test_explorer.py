@@ -35,6 +35,8 @@ ALTERNATIVES: list[tuple[str, Callable[[], WaveRule]]] = [
         Case(2, ((0, 1), (0, 1)), sync=NOT_STEP_1),
         Case(2, ((0, 2), (1, 1)), sync=STEP_1, aborts=False),
         Case(2, ((0, 1),), sync=NOT_STEP_1, repeats=2),
+        Case(2, ((0, 1),), sync=NOT_STEP_1, nudges=2),
+        Case(2, ((0, 1), (1, 1)), sync=STEP_1, aborts=False, nudges=1),
         Case(2, ((0, 2),), sync=STEP_1, engine_finishes=True),
         Case(3, ((0, 1),), sync=STEP_1),
         Case(1, ((0, 1), (0, 2)), sync=STEP_1),
@@ -77,6 +79,7 @@ def test_the_exact_rule_holds_in_the_large_cases(ranks: int, requests: tuple[tup
     "case",
     [
         Case(2, ((0, 1), (1, 1)), sync=NOT_STEP_1, repeats=1),
+        Case(2, ((0, 1), (1, 1)), sync=NOT_STEP_1, nudges=2),
         Case(2, ((0, 2), (1, 1)), sync=STEP_1, engine_finishes=True),
         Case(2, ((0, 1), (1, 1)), sync=NOT_STEP_1, closes=True),
     ],
