@@ -119,14 +119,16 @@ class GroupClosed(LockstepError):
 
 @final
 class HandshakeError(LockstepError):
-    """The group did not come up: wrong numbers, disagreeing ranks, or a limit in time."""
+    """The group did not come up: wrong numbers, disagreeing ranks, a lost rank, or a limit in time."""
 
-    def __init__(self, reason: str, stages: Mapping[int, str] | None = None) -> None:
-        super().__init__(reason, dict(stages or {}))
+    def __init__(self, reason: str, stages: Mapping[int, str] | None = None, limit_name: str | None = None) -> None:
+        super().__init__(reason, dict(stages or {}), limit_name)
         self.reason = reason
         """What was awaited, or what did not fit, with the figures."""
         self.stages: dict[int, str] = dict(stages or {})
         """Rank -> the stage it had reached. Empty if no rank is concerned."""
+        self.limit_name = limit_name
+        """The argument of ``open_group`` whose seconds were up; None if it was not a matter of time."""
 
     def __str__(self) -> str:
         table = "".join(f"\n  rank {rank}: {stage}" for rank, stage in sorted(self.stages.items()))

@@ -97,7 +97,7 @@ async def _perform(settings: Settings, show: PlainShow | LiveShow) -> _Performan
         async with (
             open_mock_ranks(link.handshake_endpoint, ranks=settings.ranks, step_time=settings.step_time) as mocks,
             lockstep_trio.open_group(
-                link, ranks=settings.ranks, protocol=protocol, handshake_timeout=UP_PATIENCE
+                link, ranks=settings.ranks, protocol=protocol, hello_timeout=UP_PATIENCE, ready_timeout=UP_PATIENCE
             ) as group,
         ):
             performance = _Performance(settings, group)

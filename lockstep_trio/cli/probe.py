@@ -84,7 +84,7 @@ def _token_ids(context: click.Context, parameter: click.Parameter, given: str) -
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds for the ranks to come up, loading included, and again for all requests to end.",
+    help="Seconds for the first rank to say hello, again for all to be ready, and again for all requests to end.",
 )
 @click.option(
     "--lockstep/--independent", default=None, help="How the ranks step.  [default: what they tell about themselves]"
@@ -134,7 +134,8 @@ async def _probe(settings: Settings) -> None:
             ranks=settings.ranks,
             protocol=protocol,
             lockstep=settings.lockstep,
-            handshake_timeout=settings.timeout,
+            hello_timeout=settings.timeout,
+            ready_timeout=settings.timeout,
             close_grace=CLOSE_GRACE,
         ) as group:
             await _Conversation(group, settings, say).run(console)

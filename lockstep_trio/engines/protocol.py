@@ -84,6 +84,8 @@ class UtilityReply:
     """The engine's words, None on success."""
     result: object
     """Plain msgpack data; None on failure."""
+    draining: bool = False
+    """The failure is that the rank is shutting down: it finishes what it has and takes nothing new."""
 
 
 @final
@@ -103,19 +105,49 @@ class Batch:
     """The message is the engine's own notice of its death; nothing else is in it."""
     unanswered: bool = False
     """There was an answer to a utility call, and it could not be read: whoever awaits it awaits it in vain."""
+    unreadable: Sequence[tuple[str, str]] = ()
+    """(wire id, what is wrong) of outputs of which no more than that could be read: their requests cannot go on."""
+    nameless: int = 0
+    """Outputs of which not even the wire id could be read: some requests miss tokens and will never know."""
     damage: tuple[str, ...] = ()
-    """Parts that could not be read and were left out, none of them vital."""
+    """Everything that could not be read, in words; none of it vital."""
+
+
+@final
+@attrs.frozen
+class HandshakeReply:
+    """What to do about a message on the handshake socket."""
+
+    frames: tuple[bytes, ...]
+    """To be sent to the identity that it came from."""
+    rank: int
+    restarted: bool
+    """The rank had said hello before, so this is another process in its place."""
 
 
 class Handshake(Protocol):
     """The startup conversation with all ranks, sans-IO. Errors are ``HandshakeError`` and end it for good."""
 
-    def receive(self, identity: bytes, frames: Sequence[bytes]) -> tuple[bytes, ...] | None:
-        """A message on the handshake socket. Returns the frames to answer that identity with, or None."""
+    def receive(self, identity: bytes, frames: Sequence[bytes]) -> HandshakeReply | None:
+        """A message on the handshake socket. Returns how to answer it, None if it needs no answer."""
+        ...
+
+    def hung_up(self, identity: bytes) -> int | None:
+        """The handshake connection of ``identity`` ended. Returns its rank if that was too early: it died."""
         ...
 
     def registered(self, rank: int, frames: Sequence[bytes]) -> None:
         """The first message of ``rank`` on its own input socket (frames without the identity)."""
+        ...
+
+    @property
+    def begun(self) -> bool:
+        """A rank has said hello."""
+        ...
+
+    @property
+    def all_ready(self) -> bool:
+        """Every rank is ready, registered or not."""
         ...
 
     @property
@@ -146,6 +178,16 @@ class Session(Protocol[RequestT_contra, OutputT_co]):
         """A harmless utility method whose reply proves that everything sent before it was consumed."""
         ...
 
+    @property
+    def versions(self) -> str:
+        """What version the engine says it is and which ones are read here, in words, for errors."""
+        ...
+
+    @property
+    def cautions(self) -> Sequence[str]:
+        """What the user should know about this session, once. Mostly nothing."""
+        ...
+
     def head(self, request: RequestT_contra) -> RequestHead: ...
 
     def encode_add(self, request: RequestT_contra, wire_id: str) -> tuple[Frame, ...]:
@@ -162,6 +204,10 @@ class Session(Protocol[RequestT_contra, OutputT_co]):
 
     def decode(self, frames: Sequence[Frame]) -> Batch:
         """Raises ``WireError`` if the message, or a vital part of it, cannot be read."""
+        ...
+
+    def is_refusal(self, raw: object) -> bool:
+        """Whether a raw output, the first and last of its request, may mean that the rank is shutting down."""
         ...
 
     def merge(self, request_id: str, rank: int, raw: Sequence[object]) -> OutputT_co:

@@ -4,10 +4,12 @@
 module             what it does
 =================  =============================================================================
 ``opening``        ``open_group``: binds, waits for the ranks, and cleans up
+``handshake``      the time until every rank is up
 ``group``          ``Group``: submit, call, look
 ``coordinator``    the one task that tells the machine what happened and does what it wants
 ``rank``           one rank's connection: outbox, calls, messages
 ``stream``         what a caller reads from
+``diagnosis``      the state of a group in words
 ``background``     the one nursery
 ``waiting``        a hand-over between two tasks
 =================  =============================================================================

@@ -29,17 +29,22 @@ from lockstep_trio.core import (
     GroupMachine,
     Ignored,
     LoadReported,
+    Look,
     LoseGroup,
     LoseRank,
     Progress,
+    RankDraining,
     RankLost,
     Request,
     SendAbort,
     SendAdd,
     SendFence,
+    SendProbe,
     SendStart,
     Settled,
+    Split,
     Submit,
+    Suspected,
     WaveAsked,
     WaveDone,
 )
@@ -53,8 +58,10 @@ from lockstep_trio.errors import (
     RankFailed,
     RequestRejected,
     StreamOverflow,
+    WireError,
 )
 
+from .diagnosis import describe
 from .rank import RankDriver
 from .stream import StreamBuffer
 from .waiting import Slot
@@ -95,7 +102,15 @@ class Submission:
     slot: Slot[None] = attrs.field(factory=Slot[None])
 
 
-Item: TypeAlias = Event | Submission
+@final
+@attrs.frozen
+class Glance:
+    """Have the machine look for silent ranks. When each was last heard of is found out when this is its turn."""
+
+    done: trio.Event
+
+
+Item: TypeAlias = Event | Submission | Glance
 
 
 @final
@@ -130,6 +145,10 @@ class Coordinator:
         self._busy = False
         self._parked: trio.Event | None = None
         """Set, and gone, when the machine is next settled; there only while somebody waits for that."""
+        self._work_came: trio.Event | None = None
+        """Set when a request is admitted; there only while ``watch`` has nothing to look for."""
+        self.post_mortem: str | None = None
+        """What ``describe`` said just before the group, or the latest rank of it, was lost."""
         self._sequence = 0
         self._over = False
         for driver in drivers:
@@ -141,6 +160,14 @@ class Coordinator:
         """A number that was never used in this group: for wire ids and call ids."""
         self._sequence += 1
         return self._sequence
+
+    def unused_id(self, number: int) -> str:
+        """An id for a request whose caller gave none; never that of a request in flight."""
+        made = f"request-{number}"
+        while made in self._callers:
+            number = self.next_number()
+            made = f"request-{number}"
+        return made
 
     async def submit(self, submission: Submission) -> None:
         """Admit a request: its ADD and the wake it is owed are queued, or an error is raised and nothing is.
@@ -159,8 +186,12 @@ class Coordinator:
 
     def leave(self, buffer: StreamBuffer) -> None:
         """The caller has no more interest. Never blocks; to be called in the run's own thread."""
+        self._give_up(buffer, lambda: GroupClosed("the stream was left"))
+
+    def _give_up(self, buffer: StreamBuffer, error: Callable[[], LockstepError]) -> None:
+        """Abort a request on the engine and end its stream with an error."""
         if not buffer.over:
-            buffer.fail(lambda: GroupClosed("the stream was left"))
+            buffer.fail(error)
             self._forget(buffer.wire_id)
             self.post(Abort((buffer.wire_id,)))
 
@@ -189,10 +220,31 @@ class Coordinator:
                 self._take(item)
 
     def _take(self, item: Item) -> None:
-        if not isinstance(item, Submission):
+        if isinstance(item, Submission):
+            if not item.slot.abandoned:
+                self._answer(item)
+        elif isinstance(item, Glance):
+            self.tell(Look(self._seen()))
+            item.done.set()
+        else:
             self.tell(item)
-        elif not item.slot.abandoned:
-            self._answer(item)
+
+    async def watch(self) -> None:
+        """Have the machine look for silent ranks whenever there may be one. Sleeps while no rank has work."""
+        while True:
+            when = self.machine.next_look(self._seen())
+            if when is None:
+                self._work_came = trio.Event()
+                await self._work_came.wait()
+                continue
+            await trio.sleep_until(when)
+            # Not looked at here: if somebody blocked this thread for long, the ranks' tasks shall read first.
+            glance = Glance(trio.Event())
+            self._inbox.send_nowait(glance)
+            await glance.done.wait()
+
+    def _seen(self) -> tuple[float, ...]:
+        return tuple(driver.last_seen for driver in self.drivers)
 
     def _answer(self, submission: Submission) -> None:
         try:
@@ -216,6 +268,9 @@ class Coordinator:
         effects = self.machine.handle(event, trio.current_time())
         self._buffers[buffer.wire_id] = buffer
         self._callers.add(buffer.request_id)
+        if self._work_came is not None:
+            self._work_came.set()
+            self._work_came = None
         try:
             self._carry_out(effects, submission.add)
         except BaseException:  # a bug, and maybe in the caller's own task: its request must not stay behind
@@ -226,13 +281,21 @@ class Coordinator:
 
     def tell(self, event: Event) -> None:
         """Let the machine handle an event, and carry out what it wants, all in one go."""
-        self._carry_out(self.machine.handle(event, trio.current_time()))
+        if isinstance(event, RankLost | Look) and self.machine.fault is None:
+            before = self.dump()  # the machine forgets what a lost rank held
+            self._carry_out(self.machine.handle(event, trio.current_time()), before=before)
+        else:
+            self._carry_out(self.machine.handle(event, trio.current_time()))
 
-    def _carry_out(self, effects: Sequence[Effect], add: Sequence[Frame] = ()) -> None:
+    def dump(self) -> str:
+        """The state of everything, for people."""
+        return describe(self.machine, self.drivers, self.counts, trio.current_time())
+
+    def _carry_out(self, effects: Sequence[Effect], add: Sequence[Frame] = (), before: str = "") -> None:
         self._busy = True
         try:
             for effect in effects:
-                self._do(effect, add)
+                self._do(effect, add, before)
         finally:
             self._busy = False
         while self._losses:
@@ -241,7 +304,7 @@ class Coordinator:
             self._parked.set()
             self._parked = None
 
-    def _do(self, effect: Effect, add: Sequence[Frame]) -> None:
+    def _do(self, effect: Effect, add: Sequence[Frame], before: str) -> None:
         match effect:
             case SendAdd(rank, wire_id):
                 self._buffers[wire_id].rank = rank
@@ -257,19 +320,33 @@ class Coordinator:
                 self.counts[rank].fences += 1
                 self.drivers[rank].expect_fence(call_id)
                 self.drivers[rank].queue(self.session.encode_utility(call_id, self.session.fence_method, ()))
+            case SendProbe(ranks):
+                self._probe(ranks)
             case EndRequests(wire_ids, fault):
                 self._end(wire_ids, fault)
             case LoseRank(fault):
-                logger.error("%s", fault)
+                self.post_mortem = before
+                logger.error("%s; just before:\n%s", fault, before)
+                self.drivers[fault.rank].give_up(fault)
                 self.drivers[fault.rank].fail_calls(partial(self.loss, fault))
             case LoseGroup(fault):
                 self._lose_group(fault)
             case Settled():
                 self.settled.set()
+            case Suspected(silent):
+                logger.warning("no sign of life from ranks %s, which have work: probing", list(silent))
+            case Split(silent, answered):
+                text = "ranks %s answer a probe, %s do not: the wave is started again\n%s"
+                logger.error(text, list(answered), list(silent), before)
             case Ignored(rank, what):
                 logger.warning("rank %d: ignored %s", rank, what)
             case _:
                 assert_never(effect)
+
+    def _probe(self, ranks: Sequence[int]) -> None:
+        """Ask for a sign of life. Nobody waits for the reply itself."""
+        for rank in ranks:
+            self.drivers[rank].queue(self.session.encode_utility(self.next_number(), self.session.fence_method, ()))
 
     def _start(self, wave: int, exclude: int | None) -> None:
         frames = self.session.encode_start(wave, exclude)
@@ -308,8 +385,12 @@ class Coordinator:
             self.drivers[rank].load = self._unreported[rank] = batch.load
         if batch.outputs:
             self._outputs_came(rank, batch.outputs)
+        for wire_id, problem in batch.unreadable:
+            self._spoil(rank, wire_id, problem)
         if batch.utility is not None:
             self.drivers[rank].reply_came(batch.utility)
+            if batch.utility.draining:
+                self.post(RankDraining(rank))
         if batch.wave_done is not None:
             self.counts[rank].dones += 1
             self.counts[rank].last_done = batch.wave_done
@@ -330,6 +411,8 @@ class Coordinator:
                 continue
             if not buffer.started:
                 first.append(wire_id)
+                if last and self.session.is_refusal(raw):
+                    self._probe((rank,))  # a rank that shuts down refuses this too, and in words
             buffer.push(raw, final=last)
             if last:
                 finished.append(wire_id)
@@ -343,9 +426,20 @@ class Coordinator:
             self.post(Progress(rank, tuple(first), tuple(finished)))
 
     def _overflow(self, buffer: StreamBuffer) -> None:
-        request_id = buffer.request_id
-        self.leave(buffer)
-        buffer.error = lambda: StreamOverflow(request_id, self._unread_limit)
+        self._give_up(buffer, partial(StreamOverflow, buffer.request_id, self._unread_limit))
+
+    def _spoil(self, rank: int, wire_id: str, problem: str) -> None:
+        """An output cannot be read: its stream would miss tokens without knowing."""
+        buffer = self._buffers.get(wire_id)
+        if buffer is None or buffer.rank != rank:
+            self.counts[rank].strays += 1
+        else:
+            part = f"an output of request {buffer.request_id!r} from rank {rank}"
+            self._give_up(buffer, partial(WireError, part, f"{problem} ({self.session.versions})"))
+
+    def has_work(self, rank: int) -> bool:
+        """Whether something of ours is in the rank's hands."""
+        return self.machine.has_work(rank)
 
     def fence_answered(self, rank: int) -> None:
         self.post(FenceAnswered(rank))
@@ -424,5 +518,5 @@ class Coordinator:
                 return left
             if isinstance(item, Submission):
                 item.slot.fail(GroupClosed)
-            else:
+            elif not isinstance(item, Glance):
                 left.append(item)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, final
 import attrs
 import trio
 
-from lockstep_trio.core import GroupSnapshot
+from lockstep_trio.core import Drain, GroupSnapshot
 from lockstep_trio.engines.protocol import RankInfo
 from lockstep_trio.errors import (
     Fault,
@@ -33,8 +33,10 @@ class RankStatistics:
 
     rank: int
     counts: RankCounts
+    outbox_messages: int
+    """Messages that wait to be sent to it."""
     outbox_bytes: int
-    """Bytes that wait to be sent to it."""
+    """The same in bytes."""
     last_seen: float
     """Trio time of its last message, or of the start of its connection."""
     damaged: int
@@ -81,7 +83,7 @@ class Group(Generic[RequestT, OutputT]):
                 it is None one is made. Its pinned rank is authoritative.
 
         Raises:
-            RequestRejected: A field is not acceptable; nothing was sent.
+            RequestRejected: A field is not acceptable, or the whole is larger than ``outbox_limit``; nothing was sent.
             Overloaded: ``max_in_flight`` or ``outbox_limit`` is reached; nothing was sent.
             GroupFailed, RankFailed: The engine is lost, or was lost while this was being sent.
             GroupClosed: The group is closing, or its ranks take nothing new.
@@ -94,7 +96,7 @@ class Group(Generic[RequestT, OutputT]):
         session = coordinator.session
         head = session.head(request)
         number = coordinator.next_number()
-        request_id = f"request-{number}" if head.request_id is None else head.request_id
+        request_id = coordinator.unused_id(number) if head.request_id is None else head.request_id
         # Unique per submission, whatever the caller's id: a late output or abort can never hit a later request.
         wire_id = f"{request_id}#{number:x}"
         add = session.encode_add(request, wire_id)
@@ -199,6 +201,33 @@ class Group(Generic[RequestT, OutputT]):
         if self.fault is not None:
             raise GroupFailed(self.fault)
 
+    async def drain(self) -> None:
+        """Take nothing new and sleep until all that is in flight has ended and the ranks have parked.
+
+        To be called before the block is left by whoever wants to lose nothing; with a time limit around it, leaving
+        then aborts the rest. ``submit`` raises ``GroupClosed`` from now on, also if this is cancelled.
+
+        Raises:
+            GroupFailed: The group is lost, or was lost meanwhile.
+            GroupClosed: The block of ``open_group`` was left before that.
+
+        Cancellation: nothing new is taken all the same; what is in flight goes on.
+        """
+        self._coordinator.tell(Drain())
+        await self.wait_parked()
+
+    def dump(self) -> str:
+        """The state of the group and of every rank in words, for a log or a report; several lines."""
+        return self._coordinator.dump()
+
+    @property
+    def post_mortem(self) -> str | None:
+        """What ``dump`` gave just before the group, or the latest rank that was lost, was lost; None before that.
+
+        The same is logged, at level ERROR, to the logger ``lockstep_trio``.
+        """
+        return self._coordinator.post_mortem
+
     def statistics(self) -> GroupStatistics:
         """A frozen view of the moment."""
         coordinator = self._coordinator
@@ -207,6 +236,7 @@ class Group(Generic[RequestT, OutputT]):
             RankStatistics(
                 rank=driver.rank,
                 counts=attrs.evolve(coordinator.counts[driver.rank]),
+                outbox_messages=driver.outbox_messages,
                 outbox_bytes=driver.outbox_bytes,
                 last_seen=driver.last_seen,
                 damaged=driver.damaged,

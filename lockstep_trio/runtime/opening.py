@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Literal, TypeVar
 
 import trio
 
 from lockstep_trio.core import GroupMachine
 from lockstep_trio.core.machine import DEFAULT_MAX_IN_FLIGHT, DEFAULT_OUTBOX_LIMIT
-from lockstep_trio.engines.protocol import EngineProtocol, RankEndpoints, RankInfo
-from lockstep_trio.errors import HandshakeError
-from lockstep_trio.link import GroupLink, RankLink, open_zmq_link
+from lockstep_trio.engines.protocol import EngineProtocol
+from lockstep_trio.link import GroupLink, open_zmq_link
 
-from .background import Background, open_background
+from .background import open_background
 from .coordinator import Coordinator
 from .group import Group
+from .handshake import Opening, Patience
 from .rank import RankDriver
-from .waiting import Slot
 
 RequestT = TypeVar("RequestT")
 OutputT = TypeVar("OutputT")
 
-INDEPENDENT_DAMAGE_BUDGET = 16
-"""Unreadable messages that an independent rank may send. A lockstep rank may send none: it could have been a DONE."""
+HEARTBEAT_MARGIN = 30.0
+"""Seconds by which heartbeats have more patience than the watch for silent ranks, which knows and tells more."""
+
+logger = logging.getLogger("lockstep_trio")
 
 
 @asynccontextmanager
@@ -37,8 +38,14 @@ async def open_group(
     lockstep: bool | None = None,
     transport: Literal["ipc", "tcp"] = "ipc",
     allow_remote: bool = False,
-    handshake_timeout: float | None = 600.0,
+    hello_timeout: float | None = 300.0,
+    ready_timeout: float | None = 1800.0,
+    register_timeout: float | None = 60.0,
+    restart_grace: float = 0.0,
     send_timeout: float = 30.0,
+    stall_timeout: float | None = 60.0,
+    probe_timeout: float = 60.0,
+    heartbeat_timeout: float | None = None,
     close_grace: float = 10.0,
     max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
     outbox_limit: int = DEFAULT_OUTBOX_LIMIT,
@@ -58,8 +65,18 @@ async def open_group(
         transport: What to bind for requests and outputs: ``ipc`` in a private directory, or ``tcp`` on the host of
             ``handshake``.
         allow_remote: Allow addresses other than loopback. Neither transport authenticates anybody.
-        handshake_timeout: Seconds until every rank must be up, loading included; None for ever.
+        hello_timeout: Seconds until the first rank must have said hello; None for ever.
+        ready_timeout: Seconds from then on until every rank must be ready, loading included; None for ever.
+        register_timeout: Seconds from then on until every rank must have connected to its own endpoint; None for ever.
+        restart_grace: Seconds for which a rank that dies while it loads may come back as another process. With 0 its
+            death ends the wait.
         send_timeout: Seconds that a message may wait for a rank to read before the rank counts as lost.
+        stall_timeout: Seconds for which a rank that has work may be silent before it is asked for a sign of life; None
+            for ever.
+        probe_timeout: Seconds of further silence after which it counts as stalled. A rank does not answer in the middle
+            of a step, so both together must be longer than the longest step, compilations included.
+        heartbeat_timeout: Seconds for which a tcp connection may be silent, whether its rank has work or not; None: 30
+            more than the two before. Its own I/O thread answers for a busy engine, not for a frozen one.
         close_grace: Seconds at most for the engines to let go of everything when the block is left.
         max_in_flight: Requests in flight at once, all ranks together.
         outbox_limit: Bytes that may wait for one rank.
@@ -72,7 +89,8 @@ async def open_group(
         ValueError: An address is malformed or forbidden, or a number is out of range. Nothing was bound, and a given
             link is still the caller's.
         OSError: An address is taken.
-        HandshakeError: Not all ranks came up in time, one was lost meanwhile, or they do not fit together.
+        HandshakeError: Not all ranks came up in time, one was lost meanwhile, or they do not fit together; it tells
+            which rank was at which stage.
 
     Whatever the block raises leaves this function as it is. The loss of the group does not cancel the block: calls and
     streams raise, and ``Group.wait_failed`` returns.
@@ -81,22 +99,48 @@ async def open_group(
     ``close_grace``.
     """
     _check_counts(ranks=ranks, max_in_flight=max_in_flight, outbox_limit=outbox_limit, unread_limit=unread_limit)
-    _check_durations(handshake_timeout=handshake_timeout, send_timeout=send_timeout, close_grace=close_grace)
-    link = _bind(handshake, ranks, protocol, transport, allow_remote=allow_remote)
+    _check_durations(
+        hello_timeout=hello_timeout,
+        ready_timeout=ready_timeout,
+        register_timeout=register_timeout,
+        restart_grace=restart_grace,
+        send_timeout=send_timeout,
+        stall_timeout=stall_timeout,
+        probe_timeout=probe_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        close_grace=close_grace,
+    )
+    if heartbeat_timeout is None:
+        heartbeat_timeout = (0.0 if stall_timeout is None else stall_timeout) + probe_timeout + HEARTBEAT_MARGIN
+    link = _bind(handshake, ranks, protocol, transport, allow_remote, heartbeat_timeout)
     try:
         async with open_background() as background:
-            opening = _Opening(link, protocol)
-            infos = await opening.wait_up(background, handshake_timeout)
+            opening = Opening(link, protocol, Patience(hello_timeout, ready_timeout, register_timeout, restart_grace))
+            infos = await opening.wait_up(background)
             session = protocol.session(infos, lockstep=lockstep)
+            for caution in session.cautions:
+                logger.warning("%s", caution)
             machine = GroupMachine(
-                ranks, lockstep=session.lockstep, max_in_flight=max_in_flight, outbox_limit=outbox_limit
+                ranks,
+                lockstep=session.lockstep,
+                max_in_flight=max_in_flight,
+                outbox_limit=outbox_limit,
+                stall_timeout=stall_timeout,
+                probe_timeout=probe_timeout,
             )
-            budget = 0 if session.lockstep else INDEPENDENT_DAMAGE_BUDGET
             drivers = [
-                RankDriver(each, session.decode, send_timeout=send_timeout, damage_budget=budget) for each in link.ranks
+                RankDriver(
+                    each,
+                    session.decode,
+                    send_timeout=send_timeout,
+                    waves=session.lockstep,
+                    versions=session.versions,
+                )
+                for each in link.ranks
             ]
             coordinator = Coordinator(machine, session, drivers, unread_limit=unread_limit)
             background.start(coordinator.run)
+            background.start(coordinator.watch)
             opening.begin(drivers)
             grace = trio.CancelScope(shield=True)
             background.on_crash = grace.cancel  # nothing will settle any more
@@ -130,98 +174,18 @@ def _bind(
     ranks: int,
     protocol: EngineProtocol[Any, Any],
     transport: Literal["ipc", "tcp"],
-    *,
     allow_remote: bool,
+    heartbeat_timeout: float,
 ) -> GroupLink:
     if isinstance(handshake, str):
-        identities = [protocol.identity(rank) for rank in range(ranks)]
-        return open_zmq_link(handshake, identities=identities, transport=transport, allow_remote=allow_remote)
+        return open_zmq_link(
+            handshake,
+            identities=[protocol.identity(rank) for rank in range(ranks)],
+            transport=transport,
+            allow_remote=allow_remote,
+            heartbeat=min(5.0, heartbeat_timeout / 4),
+            heartbeat_timeout=heartbeat_timeout,
+        )
     if len(handshake.ranks) != ranks:
         raise ValueError(f"ranks is {ranks}; the given link has {len(handshake.ranks)}")
     return handshake
-
-
-@final
-class _Opening:
-    """The time until every rank is up: one task for the handshake socket, and the tasks of the ranks."""
-
-    def __init__(self, link: GroupLink, protocol: EngineProtocol[Any, Any]) -> None:
-        self._link = link
-        endpoints = [RankEndpoints(each.input_endpoint, each.output_endpoint) for each in link.ranks]
-        self._handshake = protocol.handshake(endpoints)
-        # Taken at the moment when all are up: one that is restarted right after it says HELLO once more.
-        self._up = Slot[tuple[RankInfo, ...]]()
-        self._drivers: Sequence[RankDriver] | None = None
-
-    async def wait_up(self, background: Background, patience: float | None) -> tuple[RankInfo, ...]:
-        background.start(self._converse)
-        for link in self._link.ranks:
-            background.start(partial(self._attend, link))
-        try:
-            with trio.fail_after(float("inf") if patience is None else patience):
-                infos = await self._up.wait()
-        except trio.TooSlowError:
-            raise HandshakeError(f"not every rank was up after {patience} s", self._handshake.stages) from None
-        self._link.close_handshake()
-        return infos
-
-    def begin(self, drivers: Sequence[RankDriver]) -> None:
-        """The group is up: from now on the ranks' tasks run their drivers."""
-        self._drivers = drivers
-        for link in self._link.ranks:
-            link.wake()
-
-    async def _converse(self) -> None:
-        while not self._handshake.complete:
-            try:
-                identity, frames = await self._link.receive_handshake()
-                if frames is None:
-                    continue
-                answer = self._handshake.receive(identity, frames)
-                if answer is not None:
-                    self._link.send_handshake(identity, answer)
-            except trio.ClosedResourceError:
-                return  # the last word was a registration, so the conversation was closed from the other side
-            except HandshakeError as error:
-                self._fail(error)
-                return
-            self._look()
-
-    async def _attend(self, link: RankLink) -> None:
-        """The one task of a rank, from before its registration to the end."""
-        early = await self._until_up(link)
-        assert self._drivers is not None
-        await self._drivers[link.rank].run(early)
-
-    async def _until_up(self, link: RankLink) -> list[list[bytes]]:
-        """Take the registration, then mind the rank until the group is up. Returns the messages that came early."""
-        early: list[list[bytes]] = []
-        while self._drivers is None:
-            registration = link.take_registration()
-            if registration is not None:
-                self._registered(link.rank, registration)
-            while (frames := link.receive_nowait()) is not None:
-                early.append(frames)
-            if link.gone is not None:
-                text = f"rank {link.rank} was lost while the group came up: {link.gone.how}"
-                self._fail(HandshakeError(text, self._handshake.stages))
-            await link.wait(writable=False)
-        return early
-
-    def _registered(self, rank: int, frames: Sequence[bytes]) -> None:
-        try:
-            self._handshake.registered(rank, frames)
-        except HandshakeError as error:
-            self._fail(error)
-        else:
-            self._look()
-
-    def _look(self) -> None:
-        if self._handshake.complete:
-            try:
-                self._up.deliver(self._handshake.infos())
-            except HandshakeError as error:
-                self._fail(error)
-
-    def _fail(self, error: HandshakeError) -> None:
-        self._up.fail(lambda: error)

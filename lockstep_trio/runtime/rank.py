@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, final
@@ -17,6 +18,11 @@ from .waiting import Slot
 BURST = 128
 """Messages handled before other tasks get a turn."""
 
+DAMAGE_BUDGET = 16
+"""Messages in a row that a rank with work may send and that cost outputs because they cannot be read."""
+
+logger = logging.getLogger("lockstep_trio")
+
 
 class RankListener(Protocol):
     """Who hears what a rank says. Called in the order in which the rank said it, never with a checkpoint between."""
@@ -27,6 +33,10 @@ class RankListener(Protocol):
 
     def rank_lost(self, fault: Fault) -> None:
         """May be called repeatedly."""
+        ...
+
+    def has_work(self, rank: int) -> bool:
+        """Whether something of ours is in its hands."""
         ...
 
 
@@ -51,6 +61,13 @@ class RankDriver:
 
     Sends from other tasks go out at once while the outbox is empty; otherwise they queue behind it, so the order of
     ``queue`` calls is the order on the wire.
+
+    Args:
+        link: The rank's link; the caller closes it.
+        decode: Reads a message.
+        send_timeout: Seconds that a message may wait at the head of the outbox.
+        waves: Whether any message may report the end of a wave, so that none may go unread.
+        versions: What to add to a complaint about unreadable messages.
     """
 
     def __init__(
@@ -59,7 +76,8 @@ class RankDriver:
         decode: Callable[[Sequence[Frame]], Batch],
         *,
         send_timeout: float,
-        damage_budget: int,
+        waves: bool,
+        versions: str,
     ) -> None:
         self.rank = link.rank
         self.outbox_bytes = 0
@@ -75,7 +93,9 @@ class RankDriver:
         self._link = link
         self._decode = decode
         self._send_timeout = send_timeout
-        self._damage_budget = damage_budget
+        self._waves = waves
+        self._versions = versions
+        self._damage_in_a_row = 0
         self._outbox: deque[tuple[Sequence[Frame], int]] = deque()
         self._stuck_since: float | None = None
         """When the message at the head of the outbox was first refused."""
@@ -154,6 +174,11 @@ class RankDriver:
             replies.came(self.rank, reply)
 
     @property
+    def outbox_messages(self) -> int:
+        """How many wait to be sent."""
+        return len(self._outbox)
+
+    @property
     def dropped(self) -> int:
         """Messages dropped because strangers sent them or they were out of place."""
         return self._link.dropped
@@ -197,25 +222,55 @@ class RankDriver:
         try:
             batch = self._decode(frames)
         except WireError as error:
-            self.damaged += 1
-            if self.damaged > self._damage_budget:
-                self.lose(FaultKind.UNDECODABLE, str(error))
+            self._note_damage(str(error))
+            # It could have been a DONE, and a lockstep group does not survive the loss of one.
+            self._spend(str(error), vital=self._waves)
             return
-        self.damaged += bool(batch.damage)
         if batch.dead:
             self.lose(FaultKind.DIED, "the engine said so")
-        else:
-            self.listener.batch_came(self.rank, batch)
+            return
+        self.listener.batch_came(self.rank, batch)
+        if batch.damage:
+            self._judge(batch)
+        elif batch.outputs:
+            self._damage_in_a_row = 0
+
+    def _judge(self, batch: Batch) -> None:
+        """What it costs that a part of a message could not be read."""
+        problem = "; ".join(batch.damage)
+        self._note_damage(problem)
         if batch.unanswered and (self._calls or self._fence is not None):
             # Waiting on would be for ever, and without its fence a lockstep group would never come to rest.
-            self.lose(FaultKind.UNDECODABLE, "; ".join(batch.damage))
+            self._spend(problem, vital=True)
+        elif batch.nameless:
+            self._spend(problem, vital=False)
+
+    def _note_damage(self, problem: str) -> None:
+        self.damaged += 1
+        if self.damaged & (self.damaged - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a rank may send nothing else
+            logger.warning("rank %d: message %d that cannot be read: %s", self.rank, self.damaged, problem)
+
+    def _spend(self, problem: str, *, vital: bool) -> None:
+        """Lose the rank over unreadable messages, at once or once there are too many while it has work."""
+        if self.listener.has_work(self.rank):
+            self._damage_in_a_row += 1
+        if vital or self._damage_in_a_row > DAMAGE_BUDGET:
+            self.lose(FaultKind.UNDECODABLE, f"{problem} ({self._versions})")
 
     def lose(self, kind: FaultKind, detail: str) -> None:
-        """Report that the rank is lost. What waits in its outbox will never leave."""
+        """Report that the rank is lost. What waits in its outbox will never leave; `give_up` is expected to follow."""
         if self.fault is None:
             self.fault = Fault(self.rank, kind, detail)
-            self._outbox.clear()
-            self.outbox_bytes = 0
             if self._drained is not None:
                 self._drained.set()
             self.listener.rank_lost(self.fault)
+
+    def give_up(self, fault: Fault) -> None:
+        """The rank is lost, whoever found it out: ``run`` ends, and what waits in the outbox is let go."""
+        if self.fault is None:
+            self.fault = fault
+            if self._drained is not None:
+                self._drained.set()
+            self._link.wake()
+        self._outbox.clear()
+        self.outbox_bytes = 0

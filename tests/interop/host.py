@@ -91,7 +91,8 @@ class GroupHost:
                 self.engine.handshake,
                 ranks=self.engine.ranks,
                 protocol=VllmProtocol(vocab_size=256),
-                handshake_timeout=STARTUP_LIMIT,
+                hello_timeout=STARTUP_LIMIT,
+                ready_timeout=STARTUP_LIMIT,
                 close_grace=CLOSE_GRACE,
             ) as self.group:
                 self.startup_seconds = trio.current_time() - begun

@@ -117,6 +117,6 @@ async def serve(
     link = bind(count, transport)
     async with (
         open_mock_ranks(link.handshake_endpoint, ranks=count, lockstep=lockstep, **mock) as mocks,
-        open_group(link, ranks=count, protocol=VllmProtocol(), handshake_timeout=25.0) as group,
+        open_group(link, ranks=count, protocol=VllmProtocol(), hello_timeout=25.0, ready_timeout=25.0) as group,
     ):
         yield group, mocks

@@ -11,6 +11,7 @@ import trio.testing
 
 from lockstep_trio.core import Load, RankDraining, RankPhase
 from lockstep_trio.engines.protocol import Batch, Frame, LoadReport
+from lockstep_trio.engines.vllm import FinishReason
 from lockstep_trio.errors import (
     FaultKind,
     GroupClosed,
@@ -19,8 +20,10 @@ from lockstep_trio.errors import (
     RankFailed,
     RequestRejected,
     StreamOverflow,
+    WireError,
 )
 from lockstep_trio.runtime.coordinator import Submission
+from lockstep_trio.runtime.rank import DAMAGE_BUDGET
 from lockstep_trio.testing.rank_model import Add, Call, Drop, StartWave
 from runtime.kit import (
     NOT_STEP_1,
@@ -36,6 +39,9 @@ from runtime.kit import (
     unsent,
     waves_of,
 )
+
+ABORT = 2
+"""The engine's number for ``FinishReason.ABORT``."""
 
 # -- waking ------------------------------------------------------------------------------------------------------
 
@@ -129,8 +135,9 @@ async def test_a_rank_that_asks_for_a_wave_is_answered_once_and_everybody_is(nur
 async def test_wave_messages_of_independent_ranks_are_ignored_and_logged(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "lockstep_trio")
     async with rig(lockstep=False, nursery=nursery) as r:
+        caplog.set_level(logging.WARNING, "lockstep_trio")
+        caplog.clear()
         async with await r.group.submit(ask(2, rank=0)) as stream:
             r.say(1, wave_asked=4)
             r.say(0, wave_done=0)
@@ -653,3 +660,181 @@ async def test_whoever_waits_when_the_block_is_left_is_told_whatever_else_goes_w
                 monkeypatch.setattr(r.coordinator.machine.__class__, "handle", lambda *_: 1 // 0)
         await rest()
         assert ends.count("closed") == 4
+
+
+# -- what cannot be read ---------------------------------------------------------------------------------------------
+
+
+async def test_a_request_of_which_an_output_cannot_be_read_ends_alone_with_both_versions_and_is_aborted(
+    nursery: trio.Nursery,
+) -> None:
+    async with rig(nursery=nursery) as r:
+        spoilt, whole = [await r.group.submit(ask(3, rank=0)) for _ in range(2)]
+        await r.move()
+        wire_id = next(each for each, buffer in r.coordinator._buffers.items() if buffer is spoilt._buffer)
+        r.say(0, outputs=[[wire_id, "not tokens"]])
+        await rest()
+        with pytest.raises(WireError, match=r"says it is vLLM 0\.32\.0; vLLM 0\.20 to 0\.33 is read here"):
+            await read(spoilt)
+        await r.settle()
+        assert await read(whole) == tokens(3)
+        assert aborts_of(r.sim)[wire_id] == 1
+        assert sum(aborts_of(r.sim).values()) == 1
+        assert r.group.statistics().ranks[0].damaged == 1
+        r.assert_nothing_left()
+
+
+async def test_an_unreadable_output_of_a_request_that_nobody_awaits_is_a_stray(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        stream = await r.group.submit(ask(1, rank=0))
+        wire_id = next(iter(r.coordinator._buffers))
+        r.say(1, outputs=[[wire_id, "from the wrong rank"], ["of nobody", None]])
+        await rest()
+        assert r.group.statistics().ranks[1].counts.strays == 2
+        await r.settle()
+        assert await read(stream) == tokens(1)
+
+
+async def test_outputs_without_a_name_fail_the_rank_only_once_there_are_too_many_in_a_row(
+    nursery: trio.Nursery,
+) -> None:
+    async with rig(nursery=nursery) as r:
+        stream = await r.group.submit(ask(1, rank=0))
+        for _ in range(DAMAGE_BUDGET):
+            r.say(0, outputs=[[7]])
+        await rest()
+        assert r.group.fault is None
+        r.say(0, outputs=[[7]])
+        with pytest.raises(GroupFailed, match=r"rank 0 undecodable.*says it is vLLM 0\.32\.0"):
+            await stream.receive()
+
+
+# -- shutting down ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_rank_that_refuses_a_request_is_asked_and_if_it_shuts_down_gets_nothing_new(
+    nursery: trio.Nursery,
+) -> None:
+    async with rig(lockstep=False, nursery=nursery) as r:
+        refused = await r.group.submit(ask(3, rank=0))
+        wire_id = next(iter(r.coordinator._buffers))
+        r.sim.ports[0].inbound.clear()
+        r.say(0, outputs=[[wire_id, [], None, None, None, ABORT]])
+        await rest()
+        output = await refused.receive()
+        assert output.finish_reason is FinishReason.ABORT
+        (call,) = r.sent(0)
+        assert isinstance(call, Call)
+        r.say(0, utility=[call.call_id, "Server shutting down", None])
+        await rest()
+        assert r.group.statistics().state.ranks[0].phase is RankPhase.DRAINING
+        streams = [await r.group.submit(ask(1)) for _ in range(3)]
+        assert {stream.rank for stream in streams} == {1}
+        await r.settle()
+
+
+async def test_an_abort_by_the_engine_that_is_no_refusal_changes_nothing(nursery: trio.Nursery) -> None:
+    async with rig(lockstep=False, nursery=nursery) as r:
+        streams = []
+        for output in ([[5], None, None, None, ABORT], [[], None, None, None, 3]):  # with a token; an error
+            streams.append(await r.group.submit(ask(3, rank=0)))
+            wire_id = next(iter(r.coordinator._buffers))
+            r.sim.ports[0].inbound.clear()
+            r.say(0, outputs=[[wire_id, *output]])
+            await rest()
+        assert r.sent(0) == []
+        # And one that is answered well: aborted by a pause, say.
+        streams.append(await r.group.submit(ask(3, rank=0)))
+        wire_id = next(iter(r.coordinator._buffers))
+        r.sim.ports[0].inbound.clear()
+        r.say(0, outputs=[[wire_id, [], None, None, None, ABORT]])
+        await r.settle()
+        assert r.group.statistics().state.ranks[0].phase is RankPhase.SERVING
+
+
+# -- draining --------------------------------------------------------------------------------------------------------
+
+
+async def test_draining_takes_nothing_new_and_returns_when_everything_has_ended(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        stream = await r.group.submit(ask(3, rank=0))
+        drained = trio.Event()
+
+        async def drain() -> None:
+            await r.group.drain()
+            drained.set()
+
+        nursery.start_soon(drain)
+        await rest()
+        with pytest.raises(GroupClosed):
+            await r.group.submit(ask(1))
+        await r.move()
+        assert not drained.is_set()
+        await r.settle()
+        assert drained.is_set()
+        assert await read(stream) == tokens(3)
+        assert aborts_of(r.sim) == dict.fromkeys(aborts_of(r.sim), 0)
+        r.assert_nothing_left()
+
+
+async def test_a_drain_that_is_given_up_still_takes_nothing_new_and_leaving_aborts_the_rest(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with rig(nursery=nursery) as r:
+        stream = await r.group.submit(ask(3, rank=0))
+        with trio.move_on_after(5) as scope:
+            await r.group.drain()
+        assert scope.cancelled_caught
+        with pytest.raises(GroupClosed):
+            await r.group.submit(ask(1))
+    with pytest.raises(GroupClosed):
+        await stream.receive()
+    assert list(aborts_of(r.sim).values()) == [1]
+
+
+async def test_a_group_that_is_lost_cannot_be_drained(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        async with await r.group.submit(ask(3, rank=0)):
+            r.sim.kill(1)
+            with pytest.raises(GroupFailed):
+                await r.group.drain()
+
+
+# -- what people are told --------------------------------------------------------------------------------------------
+
+
+async def test_a_dump_has_a_line_for_the_group_and_one_per_rank(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        assert "no START yet" in r.group.dump()
+        streams = [await r.group.submit(ask(5, rank=0, name=f"r{number}")) for number in range(10)]
+        await r.move()
+        streams.append(await r.group.submit(ask(5, rank=1, name="late")))
+        group, first, second = r.group.dump().splitlines()
+        assert "2 lockstep ranks, open; 11 requests in flight; clock 0, stepping; last START(0)" in group
+        assert "rank 0 serving" in first
+        assert "holds 10: r0#" in first
+        assert "and 2 more" in first
+        assert "nothing came back" not in first
+        assert "1 ADDs" in second
+        assert "1 unproven" in second
+        assert "(nothing came back)" in second
+        await r.settle()
+        assert r.group.dump().count("holds nothing") == 2
+        assert r.group.post_mortem is None
+
+
+async def test_an_unknown_vocabulary_is_mentioned_once(nursery: trio.Nursery, caplog: pytest.LogCaptureFixture) -> None:
+    async with rig(nursery=nursery) as r:
+        for _ in range(3):
+            await (await r.group.submit(ask(1))).aclose()
+    assert [record.levelname for record in caplog.records if "vocab_size" in record.message] == ["WARNING"]
+
+
+async def test_an_id_that_is_made_is_never_that_of_a_request_in_flight(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        named = [await r.group.submit(ask(1, name=f"request-{number}")) for number in range(2, 6)]
+        made = await r.group.submit(ask(1))
+        assert made.request_id not in {stream.request_id for stream in named}
+        await made.aclose()
+        for stream in named:
+            await stream.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from lockstep_trio.engines.protocol import Frame
 from lockstep_trio.engines.vllm import VllmProtocol
 from lockstep_trio.errors import GroupClosed, GroupFailed, HandshakeError, LockstepError
 from lockstep_trio.runtime import open_group
-from lockstep_trio.runtime.opening import _Opening
+from lockstep_trio.runtime.handshake import Opening
 from lockstep_trio.runtime.waiting import Slot
 from lockstep_trio.testing.memory_link import MemoryGroupLink
 from lockstep_trio.testing.rank_model import Drop
@@ -57,19 +58,137 @@ async def test_ranks_may_come_in_any_order_and_interleaving(nursery: trio.Nurser
     assert sim.link.closed
 
 
-async def test_a_rank_that_never_comes_is_a_timeout_that_lists_the_stages(
-    autojump_clock: trio.testing.MockClock,
+PATIENCE: dict[str, Any] = {"hello_timeout": 10.0, "ready_timeout": 30.0, "register_timeout": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("said", "limit", "seconds", "stages"),
+    [
+        ("", "hello_timeout", 10.0, ["not heard of yet", "not heard of yet"]),
+        ("0h", "ready_timeout", 30.0, ["loading: INIT sent, neither ready nor registered", "not heard of yet"]),
+        ("0h 0r 0g 1h 1g", "ready_timeout", 30.0, ["up", "registered, not yet ready"]),
+        ("0h 0r 0g 1h 1r", "register_timeout", 5.0, ["up", "ready, not yet registered"]),
+        # A rank that starts over is not ready any more, so it gets the time that loading takes.
+        ("0h 0r 0g 1h 1r 1h", "ready_timeout", 30.0, ["up", "loading: INIT sent, neither ready nor registered"]),
+    ],
+)
+async def test_each_limit_ends_the_wait_by_its_name_and_the_error_lists_who_is_where(
+    said: str, limit: str, seconds: float, stages: list[str], autojump_clock: trio.testing.MockClock
 ) -> None:
-    sim = SimulatedGroup(3)
-    sim.link.say(sim.ranks[0].identity, sim.ranks[0].hello())
+    sim = SimulatedGroup(2)
     begun = trio.current_time()
     with pytest.raises(HandshakeError) as caught:
-        await come_up(sim, handshake_timeout=30)
-    assert trio.current_time() - begun == pytest.approx(30)
+        await come_up_while(sim, said, **PATIENCE)
+    assert trio.current_time() - begun == pytest.approx(seconds)
+    assert caught.value.limit_name == limit
+    assert f"after {limit}={seconds:g} s" in str(caught.value)
+    assert caught.value.stages == dict(enumerate(stages))
     assert sim.link.closed
-    assert "30 s" in caught.value.reason
-    assert caught.value.stages[0].startswith("loading")
-    assert caught.value.stages[1] == caught.value.stages[2] == "not heard of yet"
+
+
+async def say_words(sim: SimulatedGroup, words: str) -> None:
+    """``0h``: rank 0 says HELLO; ``r``: READY; ``g``: its registration; ``x``: its handshake connection ends."""
+    for rank, what in ((sim.ranks[int(word[0])], word[1]) for word in words.split()):
+        match what:
+            case "h":
+                sim.link.say(rank.identity, rank.hello())
+            case "r":
+                sim.link.say(rank.identity, rank.ready())
+            case "g":
+                sim.ports[rank.index].register(rank.registration())
+            case _:
+                sim.link.hang_up(rank.identity)
+        await rest()  # what comes over different sockets has no order of its own
+
+
+async def come_up_while(sim: SimulatedGroup, words: str, **options: Any) -> None:
+    """Open the group while its ranks say this, and raise what that raises."""
+    errors: list[HandshakeError] = []
+
+    async def open_it() -> None:
+        try:
+            await come_up(sim, **options)
+        except HandshakeError as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(open_it)
+        await rest()
+        await say_words(sim, words)
+    if errors:
+        raise errors[0]
+
+
+async def test_each_limit_begins_where_the_one_before_ends(autojump_clock: trio.testing.MockClock) -> None:
+    sim = SimulatedGroup(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(come_up, sim, **PATIENCE))
+        for seconds, words in ((9, "0h"), (29, "1h 0r 1r"), (4, "0g 1g")):
+            await trio.sleep(seconds)
+            assert not sim.link.closed
+            await say_words(sim, words)
+    assert sim.link.closed
+
+
+async def test_a_rank_that_dies_while_it_loads_ends_the_wait_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    sim = SimulatedGroup(2)
+    begun = trio.current_time()
+    with pytest.raises(HandshakeError, match="rank 1 was lost while the group came up: its handshake conn") as caught:
+        await come_up_while(sim, "0h 1h 1x")
+    assert trio.current_time() == begun
+    assert caught.value.limit_name is None
+    assert caught.value.stages[1].startswith("lost: ")
+
+
+async def test_a_rank_that_dies_while_it_loads_may_come_back_within_its_grace(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    sim = SimulatedGroup(2)
+    answers: list[bytes] = []
+    sim.link.on_answer = lambda identity, _: answers.append(identity)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(come_up, sim, restart_grace=20.0))
+        await say_words(sim, "0h 0r 0g 1h 1g")
+        await rest()
+        sim.ports[1].send([b"left behind"])
+        await rest()
+        sim.ports[1].disconnect()  # registered already, so both its connections end
+        await say_words(sim, "1x")
+        await trio.sleep(19)
+        assert not sim.link.closed
+        await say_words(sim, "1h")
+        await rest()
+        assert answers == [sim.ranks[rank].identity for rank in (0, 1, 1)]
+        await trio.sleep(100)  # it has as much time to load as the first one had
+        await say_words(sim, "1r 1g")
+    assert sim.link.closed
+
+
+async def test_a_rank_that_does_not_come_back_within_its_grace_ends_the_wait(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    sim = SimulatedGroup(2)
+    begun = trio.current_time()
+    with pytest.raises(HandshakeError, match="rank 1 was lost"):
+        await come_up_while(sim, "0h 0r 0g 1h 1x", restart_grace=20.0)
+    assert trio.current_time() - begun == pytest.approx(20)
+
+
+async def test_a_rank_that_was_up_and_died_while_others_loaded_may_come_back_too(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    sim = SimulatedGroup(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(come_up, sim, restart_grace=20.0))
+        await say_words(sim, "0h 0r 0g 0x 1h")  # closing the handshake connection behind READY is as it should be
+        await rest()
+        sim.ports[0].disconnect()
+        await trio.sleep(10)
+        await say_words(sim, "1r 1g")  # now all are up but for the one that is gone
+        await trio.sleep(5)
+        assert not sim.link.closed
+        await say_words(sim, "0h 0r 0g")
+    assert sim.link.closed
 
 
 async def test_a_rank_that_is_lost_while_the_group_comes_up_is_named() -> None:
@@ -151,14 +270,14 @@ async def test_a_rank_that_is_restarted_in_the_moment_when_all_are_up_does_no_ha
         deliver(slot, result)  # the opener learns that all are up, and before it has a turn ...
         assert opening._handshake.receive(sim.ranks[0].identity, [sim.ranks[0].hello()])
 
-    made: list[_Opening] = []
-    init = _Opening.__init__
+    made: list[Opening] = []
+    init = Opening.__init__
 
-    def note_and_init(self: _Opening, link: Any, protocol: Any) -> None:
+    def note_and_init(self: Opening, *args: Any) -> None:
         made.append(self)
-        init(self, link, protocol)
+        init(self, *args)
 
-    monkeypatch.setattr(_Opening, "__init__", note_and_init)
+    monkeypatch.setattr(Opening, "__init__", note_and_init)
     monkeypatch.setattr(Slot, "deliver", deliver_and_restart)
 
     async def open_it() -> None:
@@ -185,7 +304,13 @@ async def test_a_rank_that_is_restarted_in_the_moment_when_all_are_up_does_no_ha
         ("unread_limit", 0),
         ("close_grace", -1.0),
         ("send_timeout", float("nan")),
-        ("handshake_timeout", -0.5),
+        ("hello_timeout", -0.5),
+        ("ready_timeout", -0.5),
+        ("register_timeout", -0.5),
+        ("restart_grace", -0.5),
+        ("stall_timeout", float("nan")),
+        ("probe_timeout", -1.0),
+        ("heartbeat_timeout", -1.0),
     ],
 )
 async def test_a_number_out_of_range_is_refused_and_a_given_link_is_left_alone(name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ import trio.testing
 
 from lockstep_trio.engines.protocol import Batch, Frame, UtilityReply
 from lockstep_trio.errors import Fault, FaultKind, GroupFailed, WireError
-from lockstep_trio.runtime.rank import BURST, RankDriver, Replies
+from lockstep_trio.runtime.rank import BURST, DAMAGE_BUDGET, RankDriver, Replies
 from lockstep_trio.testing.memory_link import MemoryPort, MemoryRankLink
 from runtime.kit import rest
 
@@ -21,6 +21,10 @@ class Listener:
     heard: list[object] = attrs.field(factory=list)
     faults: list[Fault] = attrs.field(factory=list)
     fences: int = 0
+    work: bool = True
+
+    def has_work(self, rank: int) -> bool:
+        return self.work
 
     def batch_came(self, rank: int, batch: Batch) -> None:
         self.heard += [raw for _, _, raw in batch.outputs]
@@ -40,6 +44,8 @@ def decode(frames: Sequence[Frame]) -> Batch:
             raise WireError("message", "junk")
         case b"scratched":
             return Batch(damage=("stats",))
+        case b"nameless":
+            return Batch(nameless=1, damage=("outputs[0]",))
         case data:
             return Batch(outputs=[("id", False, data.decode())])
 
@@ -47,11 +53,11 @@ def decode(frames: Sequence[Frame]) -> Batch:
 class Bench:
     """A driver; its rank is the test."""
 
-    def __init__(self, *, capacity: int | None = None, damage_budget: int = 0) -> None:
+    def __init__(self, *, capacity: int | None = None, waves: bool = True) -> None:
         self.port = MemoryPort(4)
         self.link = MemoryRankLink(self.port, capacity)
         self.listener = Listener()
-        self.driver = RankDriver(self.link, decode, send_timeout=30.0, damage_budget=damage_budget)
+        self.driver = RankDriver(self.link, decode, send_timeout=30.0, waves=waves, versions="VERSIONS")
         self.driver.listener = self.listener
 
     def arrived(self) -> list[bytes]:
@@ -141,7 +147,9 @@ async def test_a_message_that_is_refused_for_too_long_loses_the_rank(
     await bench.driver.wait_flushed()
     assert trio.current_time() - begun == pytest.approx(30)
     assert bench.fault() is FaultKind.SEND_TIMEOUT
-    assert bench.driver.outbox_bytes == 0
+    assert (bench.driver.outbox_messages, bench.driver.outbox_bytes) == (2, 2)  # for whoever wants to tell of it
+    bench.driver.give_up(bench.listener.faults[0])
+    assert (bench.driver.outbox_messages, bench.driver.outbox_bytes) == (0, 0)
     bench.driver.queue([b"d"])
     assert bench.arrived() == [b"a"]
 
@@ -193,7 +201,22 @@ async def test_an_unreachable_rank_is_lost_and_whatever_waits_for_it_with_it(nur
     nursery.start_soon(bench.driver.run, ())
     await bench.driver.wait_flushed()
     assert bench.fault() is FaultKind.UNREACHABLE
+    bench.driver.give_up(bench.listener.faults[0])
     assert bench.driver.outbox_bytes == 0
+
+
+async def test_a_rank_that_somebody_else_gave_up_is_sent_nothing_more_and_its_task_ends() -> None:
+    bench = Bench(capacity=1)
+    bench.driver.queue([b"a"])
+    bench.driver.queue([b"b"])
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(bench.driver.run, ())
+        tasks.start_soon(bench.driver.wait_flushed)
+        await rest()
+        bench.driver.give_up(Fault(4, FaultKind.STALLED))
+    bench.driver.queue([b"c"])
+    assert bench.arrived() == [b"a"]
+    assert bench.listener.faults == []  # it is not the driver's news
 
 
 async def test_a_send_that_finds_nobody_reports_it_and_does_not_raise() -> None:
@@ -268,25 +291,52 @@ async def test_the_notice_of_death_is_believed(nursery: trio.Nursery) -> None:
     assert bench.arrived() == []
 
 
-async def test_without_a_budget_the_first_unreadable_message_loses_the_rank(nursery: trio.Nursery) -> None:
+async def test_where_there_are_waves_the_first_unreadable_message_loses_the_rank_with_both_versions_named(
+    nursery: trio.Nursery,
+) -> None:
     bench = Bench()
+    bench.listener.work = False  # work or not: it could have been a DONE
     bench.port.send([b"junk"])
     nursery.start_soon(bench.driver.run, ())
     await rest()
     assert bench.fault() is FaultKind.UNDECODABLE
+    assert bench.listener.faults[0].detail == "message: junk (VERSIONS)"
 
 
-async def test_within_the_budget_unreadable_messages_are_counted(nursery: trio.Nursery) -> None:
-    bench = Bench(damage_budget=2)
-    for message in (b"junk", b"scratched", b"a"):
+async def say(bench: Bench, *messages: bytes) -> None:
+    for message in messages:
         bench.port.send([message])
+    await rest()
+
+
+@pytest.mark.parametrize("message", [b"junk", b"nameless"])
+async def test_too_many_messages_in_a_row_that_cost_outputs_lose_a_rank_that_has_work(
+    nursery: trio.Nursery, message: bytes
+) -> None:
+    bench = Bench(waves=False)
     nursery.start_soon(bench.driver.run, ())
-    await rest()
-    assert (bench.driver.fault, bench.driver.damaged) == (None, 2)
-    assert bench.listener.heard == ["a"]
-    bench.port.send([b"junk"])
-    await rest()
+    await say(bench, *[message] * DAMAGE_BUDGET, b"scratched")
+    assert (bench.driver.fault, bench.driver.damaged) == (None, DAMAGE_BUDGET + 1)
+    await say(bench, message)
     assert bench.fault() is FaultKind.UNDECODABLE
+    assert bench.listener.faults[0].detail.endswith("(VERSIONS)")
+
+
+async def test_an_output_that_can_be_read_shows_that_there_is_an_end_to_the_damage(nursery: trio.Nursery) -> None:
+    bench = Bench(waves=False)
+    nursery.start_soon(bench.driver.run, ())
+    for _ in range(3):
+        await say(bench, *[b"junk"] * DAMAGE_BUDGET, b"a")
+    assert bench.driver.fault is None
+    assert bench.listener.heard == ["a"] * 3
+
+
+async def test_what_a_rank_without_work_says_cannot_cost_anything(nursery: trio.Nursery) -> None:
+    bench = Bench(waves=False)
+    bench.listener.work = False
+    nursery.start_soon(bench.driver.run, ())
+    await say(bench, *[b"junk"] * 3 * DAMAGE_BUDGET)
+    assert (bench.driver.fault, bench.driver.damaged) == (None, 3 * DAMAGE_BUDGET)
 
 
 async def test_damage_that_is_not_vital_never_loses_a_rank(nursery: trio.Nursery) -> None:

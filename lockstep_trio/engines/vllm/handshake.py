@@ -25,8 +25,8 @@ from typing import Final, TypeVar, final
 
 import attrs
 
-from lockstep_trio.engines.protocol import RankEndpoints, RankInfo
-from lockstep_trio.engines.vllm.packing import pack, unpack
+from lockstep_trio.engines.protocol import HandshakeReply, RankEndpoints, RankInfo
+from lockstep_trio.engines.vllm.packing import pack, quoted, unpack
 from lockstep_trio.errors import HandshakeError, WireError
 
 T = TypeVar("T")
@@ -113,6 +113,16 @@ class VllmHandshake:
         return self._dropped
 
     @property
+    def begun(self) -> bool:
+        """A rank has said HELLO."""
+        return any(slot.stage is not Stage.AWAITING_HELLO for slot in self._slots)
+
+    @property
+    def all_ready(self) -> bool:
+        """Every rank is ready, registered or not."""
+        return all(slot.stage in (Stage.READY, Stage.UP) for slot in self._slots)
+
+    @property
     def complete(self) -> bool:
         """Every rank is ready and registered."""
         return all(slot.stage is Stage.UP for slot in self._slots)
@@ -122,7 +132,7 @@ class VllmHandshake:
         """Rank -> its stage, for people."""
         return {rank: slot.stage.value for rank, slot in enumerate(self._slots)}
 
-    def receive(self, identity: bytes, frames: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    def receive(self, identity: bytes, frames: Sequence[bytes]) -> HandshakeReply | None:
         """A message on the handshake socket; returns the INIT that answers a HELLO.
 
         Raises:
@@ -138,14 +148,25 @@ class VllmHandshake:
                 f"rank {rank} came to a group of {len(self._slots)}, whose last is rank {len(self._slots) - 1}"
             )
         if message["status"] == "HELLO":
+            restarted = self._slots[rank].stage is not Stage.AWAITING_HELLO
             self._advance(rank, Event.HELLO)
             self._slots[rank].ready = self._slots[rank].registration = {}
-            return (self._inits[rank],)
+            return HandshakeReply((self._inits[rank],), rank, restarted)
         if message["status"] == "READY":
             self._advance(rank, Event.READY)
             self._slots[rank].ready = message
             return None
         raise self._error(f"rank {rank} says {message['status']!r:.80}, which is neither HELLO nor READY")
+
+    def hung_up(self, identity: bytes) -> int | None:
+        """The handshake connection of an identity ended; its rank if it was still needed.
+
+        An engine closes it right behind READY, and holds it open while it loads (``_perform_handshake``).
+        """
+        rank = int.from_bytes(identity, "little")
+        if len(identity) != 2 or rank >= len(self._slots):
+            return None
+        return rank if self._slots[rank].stage in (Stage.LOADING, Stage.REGISTERED) else None
 
     def registered(self, rank: int, frames: Sequence[bytes]) -> None:
         """The first message of a rank on its own input socket.
@@ -188,9 +209,9 @@ class VllmHandshake:
         except WireError as problem:
             raise self._error(f"rank {rank} registered with something else: {problem}") from problem
         if not isinstance(registration, dict) or not registration:
-            raise self._error(f"rank {rank} registered with {registration!r:.80}, a map was expected")
+            raise self._error(f"rank {rank} registered with {quoted(registration)}, a map was expected")
         if (index := registration.get("data_parallel_rank", rank)) != rank:  # told from 0.27 on
-            raise self._error(f"rank {index!r:.80} registered on the input socket of rank {rank}")
+            raise self._error(f"rank {quoted(index)} registered on the input socket of rank {rank}")
         return registration
 
     def _info(self, rank: int, told: Mapping[str, object]) -> RankInfo:
@@ -207,7 +228,7 @@ class VllmHandshake:
         value = told.get(key)
         if value is None or type(value) is kind:
             return value
-        raise self._error(f"rank {rank} tells {key} {value!r:.80}, {kind.__name__} was expected")
+        raise self._error(f"rank {rank} tells {key} {quoted(value)}, {kind.__name__} was expected")
 
     def _error(self, reason: str) -> HandshakeError:
         return HandshakeError(reason, self.stages)

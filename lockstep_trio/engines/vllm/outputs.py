@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, UtilityReply
-from lockstep_trio.engines.vllm.packing import Refused, unpack
+from lockstep_trio.engines.vllm.packing import Refused, quoted, unpack
 from lockstep_trio.engines.vllm.result import FINISH_REASON
 from lockstep_trio.errors import WireError
 
 DEAD: Final = b"ENGINE_CORE_DEAD"
 """``EngineCoreProc.ENGINE_CORE_DEAD``: one frame, these bytes and no more."""
 
+SHUTTING_DOWN: Final = "Server shutting down"
+"""How an engine that only finishes what it has answers every call (``_reject_utility_in_shutdown``, since 0.18)."""
+
 PART: Final = "EngineCoreOutputs"
 OUTPUTS, STATS, UTILITY, WAVE_COMPLETE, START_WAVE = 1, 2, 4, 6, 7
+
+WAVES: Final = 2**63
+"""Wave numbers end before this one, so that the number after one that was read can be sent."""
 
 _Array: TypeAlias = tuple[object, ...]
 _Outputs: TypeAlias = list[tuple[str, bool, object]]
@@ -55,7 +61,7 @@ def decode(frames: Sequence[Frame]) -> Batch:
     elif size > WAVE_COMPLETE:
         batch.wave_done = _wave(array, WAVE_COMPLETE, "wave_complete")
     if size > OUTPUTS and array[OUTPUTS]:
-        batch.outputs = _outputs(array[OUTPUTS], damage)
+        _read_outputs(batch, array[OUTPUTS], damage)
     if size > STATS and array[STATS] is not None:
         batch.load = _load(array[STATS], damage)
     if size > UTILITY and array[UTILITY] is not None:
@@ -68,15 +74,16 @@ def decode(frames: Sequence[Frame]) -> Batch:
 
 def _wave(array: _Array, at: int, name: str) -> int | None:
     wave = array[at]
-    if wave is None or (type(wave) is int and wave >= 0):
+    if wave is None or (type(wave) is int and 0 <= wave < WAVES):
         return wave
-    raise WireError(f"{PART}[{at}] {name}", f"{wave!r:.80} where a wave number or nil was expected")
+    raise WireError(f"{PART}[{at}] {name}", f"{quoted(wave)} where a wave number or nil was expected")
 
 
-def _outputs(outputs: object, damage: list[str]) -> _Outputs:
+def _read_outputs(batch: Batch, outputs: object, damage: list[str]) -> None:
     if not isinstance(outputs, tuple):
         damage.append(f"outputs: {type(outputs).__name__} where an array was expected")
-        return []
+        batch.nameless = 1  # or more
+        return
     try:
         # The usual case without a loop of checks: all are arrays, long enough, of the right beginning.
         found: _Outputs = [(each[0], each[FINISH_REASON] is not None, each) for each in outputs]
@@ -85,22 +92,29 @@ def _outputs(outputs: object, damage: list[str]) -> _Outputs:
             and _STRINGS.issuperset(map(type, map(_ID, outputs)))
             and _ARRAYS.issuperset(map(type, map(_TOKENS, outputs)))
         ):
-            return found
+            batch.outputs = found
+            return
     except (IndexError, TypeError, KeyError):
         pass  # at least one is not; look at each
-    return _outputs_one_by_one(outputs, damage)
+    _read_one_by_one(batch, outputs, damage)
 
 
-def _outputs_one_by_one(outputs: _Array, damage: list[str]) -> _Outputs:
+def _read_one_by_one(batch: Batch, outputs: _Array, damage: list[str]) -> None:
     found: _Outputs = []
+    unreadable: list[tuple[str, str]] = []
     for at, each in enumerate(outputs):
         match each:
             case (str() as wire_id, tuple(), *rest) if isinstance(each, tuple):
                 finish = rest[FINISH_REASON - 2] if len(each) > FINISH_REASON else None
                 found.append((wire_id, finish is not None, each))
             case _:
-                damage.append(f"outputs[{at}]: {each!r:.80} where [id, [token ids], ...] was expected")
-    return found
+                problem = f"outputs[{at}]: {quoted(each)} where [id, [token ids], ...] was expected"
+                damage.append(problem)
+                if isinstance(each, tuple) and each and isinstance(each[0], str):
+                    unreadable.append((each[0], problem))
+                else:
+                    batch.nameless += 1
+    batch.outputs, batch.unreadable = found, tuple(unreadable)
 
 
 def _load(stats: object, damage: list[str]) -> LoadReport | None:
@@ -112,7 +126,8 @@ def _load(stats: object, damage: list[str]) -> LoadReport | None:
     usage = stats.get("kv_cache_usage")
     if _is_count(waiting) and _is_count(running) and (usage is None or _is_share(usage)):
         return LoadReport(waiting, running, usage)
-    damage.append(f"scheduler_stats: waiting {waiting!r:.20}, running {running!r:.20}, kv_cache_usage {usage!r:.20}")
+    found = ", ".join(quoted(each, 20) for each in (waiting, running, usage))
+    damage.append(f"scheduler_stats: waiting, running, kv_cache_usage are {found}")
     return None
 
 
@@ -130,9 +145,10 @@ def _utility(answer: object, damage: list[str]) -> UtilityReply | None:
             failure, result, *_ = (*rest, None, None)
             if failure is None:
                 return _success(call_id, result)
-            return UtilityReply(call_id, failure if isinstance(failure, str) else f"{failure!r:.200}", None)
+            words = failure if isinstance(failure, str) else quoted(failure, 200)
+            return UtilityReply(call_id, words, None, draining=SHUTTING_DOWN in words)
         case _:
-            damage.append(f"utility_output: {answer!r:.80} where [call id, failure, result] was expected")
+            damage.append(f"utility_output: {quoted(answer)} where [call id, failure, result] was expected")
             return None
 
 
@@ -146,16 +162,14 @@ def _success(call_id: int, result: object) -> UtilityReply:
 
 
 def _holds_refused(value: object) -> bool:
-    pending: list[object] = [value]
+    """Looks at containers and at nothing else twice: an answer can have millions of items. Keys are scalars."""
+    pending: list[object] = [(value,)]
     while pending:
-        match pending.pop():
-            case Refused():
+        outer = pending.pop()
+        for inner in outer.values() if isinstance(outer, dict) else cast("_Array", outer):
+            kind = type(inner)
+            if kind is Refused:
                 return True
-            case tuple() as items:
-                pending.extend(items)
-            case dict() as items:
-                pending.extend(items.keys())
-                pending.extend(items.values())
-            case _:
-                pass
+            if (kind is tuple or kind is dict) and inner:
+                pending.append(inner)
     return False

@@ -20,6 +20,11 @@ from lockstep_trio.engines.vllm.version import SUPPORTED, is_supported, parse_ve
 FENCE_METHOD: Final = "is_sleeping"
 """In every version, without side effects, answered by a parked rank without waking it."""
 
+NO_VOCABULARY: Final = (
+    "vocab_size is not known, and the engines do not tell it: a token id beyond the vocabulary would be sent, and "
+    "would kill the group. Give it: VllmProtocol(vocab_size=...)"
+)
+
 
 @final
 @attrs.frozen
@@ -31,10 +36,24 @@ class VllmSession:
     limits: Limits = attrs.field(factory=Limits)
     """What requests are checked against."""
 
+    told_version: str | None = None
+    """What the engines say they are; None if they do not."""
+
     @property
     def fence_method(self) -> str:
         """A harmless utility method."""
         return FENCE_METHOD
+
+    @property
+    def versions(self) -> str:
+        """Both sides' versions, for errors."""
+        told = "tells no version" if self.told_version is None else f"says it is vLLM {self.told_version}"
+        return f"the engine {told}; vLLM {SUPPORTED} is read here"
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What is not checked for want of knowledge."""
+        return (NO_VOCABULARY,) if self.limits.vocab_size is None else ()
 
     def head(self, request: EngineCoreRequest) -> RequestHead:
         """The caller's id and pinned rank.
@@ -75,6 +94,10 @@ class VllmSession:
             WireError: It cannot be read, or a wave in it cannot.
         """
         return outputs.decode(frames)
+
+    def is_refusal(self, raw: object) -> bool:
+        """Whether an output is an abort without a token: so an engine answers each ADD while it shuts down."""
+        return result.is_bare_abort(cast("Sequence[object]", raw))
 
     def merge(self, request_id: str, rank: int, raw: Sequence[object]) -> RequestOutput:
         """One or more raw outputs of ``decode``, of one request and oldest first, as one.
@@ -137,4 +160,4 @@ class VllmProtocol:
         check_agreement(infos)
         version = settle_version(infos, self.version)
         limits = Limits(self.vocab_size, self.max_logprobs, infos[0].max_model_len, priority_position(version, infos))
-        return VllmSession(settle_lockstep(infos, lockstep), limits)
+        return VllmSession(settle_lockstep(infos, lockstep), limits, infos[0].version)

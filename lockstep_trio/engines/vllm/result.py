@@ -15,6 +15,7 @@ from typing import Final, cast, final
 
 import attrs
 
+from lockstep_trio.engines.vllm.packing import quoted
 from lockstep_trio.errors import WireError
 
 TOKENS: Final = 1
@@ -95,11 +96,16 @@ def merge(request_id: str, rank: int, raw: Sequence[Sequence[object]]) -> Reques
     return RequestOutput(request_id, rank, _tokens(raw), reason, _stop_reason(stop), _cached_tokens(raw), tuple(raw))
 
 
+def is_bare_abort(raw: Sequence[object]) -> bool:
+    """Whether one raw output says that its request was aborted, and brings no token."""
+    return len(raw) > FINISH_REASON and not raw[TOKENS] and FinishReason.of(raw[FINISH_REASON]) is FinishReason.ABORT
+
+
 def _tokens(raw: Sequence[Sequence[object]]) -> tuple[int, ...]:
     lists = cast("Iterable[Iterable[int]]", map(_NEW_TOKENS, raw))
     tokens = tuple(itertools.chain.from_iterable(lists))
     if not _INTEGERS.issuperset(map(type, tokens)):
-        raise WireError(f"EngineCoreOutput[{TOKENS}] new_token_ids", f"not all integers: {tokens!r:.80}")
+        raise WireError(f"EngineCoreOutput[{TOKENS}] new_token_ids", f"not all integers: {quoted(tokens)}")
     return tokens
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep_trio.engines.protocol import RankEndpoints
+from lockstep_trio.engines.protocol import HandshakeReply, RankEndpoints
 from lockstep_trio.engines.vllm.handshake import TABLE, Event, Stage, VllmHandshake, identity_of
 from lockstep_trio.errors import HandshakeError
 
@@ -22,7 +22,7 @@ def begin(ranks: int = 2) -> VllmHandshake:
     return VllmHandshake([RankEndpoints(f"ipc:///in{rank}", f"ipc:///out{rank}") for rank in range(ranks)])
 
 
-def say(handshake: VllmHandshake, rank: int, what: str, **fields: object) -> tuple[bytes, ...] | None:
+def say(handshake: VllmHandshake, rank: int, what: str, **fields: object) -> HandshakeReply | None:
     if what == "registration":
         handshake.registered(rank, [msgpack.packb({**REGISTRATION, **fields})])
         return None
@@ -65,7 +65,8 @@ def test_a_hello_is_answered_at_once_with_that_ranks_own_endpoints() -> None:
     for rank in (1, 0):
         answer = say(handshake, rank, "HELLO")
         assert answer is not None
-        (init,) = answer
+        assert (answer.rank, answer.restarted) == (rank, False)
+        (init,) = answer.frames
         assert msgpack.unpackb(init) == {
             "addresses": {"inputs": [f"ipc:///in{rank}"], "outputs": [f"ipc:///out{rank}"]},
             "parallel_config": {},
@@ -110,13 +111,48 @@ def test_a_rank_that_told_little_has_little_known_about_it() -> None:
     assert (info.version, info.data_parallel_size, info.config_hash, info.max_model_len) == (None, None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("said", "too_early"),
+    [
+        ((), False),  # it never said anything there, so nothing is known to be missing
+        (("HELLO",), True),
+        (("HELLO", "registration"), True),
+        (("HELLO", "READY"), False),  # an engine closes it right behind READY
+        (("HELLO", "READY", "registration"), False),
+    ],
+    ids=repr,
+)
+def test_a_handshake_connection_that_ends_before_ready_is_the_end_of_its_rank(
+    said: tuple[str, ...], too_early: bool
+) -> None:
+    handshake = begin()
+    for word in said:
+        say(handshake, 1, word)
+    assert handshake.hung_up(identity_of(1)) == (1 if too_early else None)
+    assert handshake.hung_up(identity_of(0)) is None
+    for stranger in (b"", b"x", b"\x01\x00\x00", identity_of(2)):
+        assert handshake.hung_up(stranger) is None
+
+
+def test_begun_is_the_first_hello_and_all_ready_the_last_ready() -> None:
+    handshake = begin()
+    seen = []
+    for rank, word in ((1, "HELLO"), (1, "registration"), (1, "READY"), (0, "HELLO"), (0, "READY"), (0, "HELLO")):
+        seen.append((handshake.begun, handshake.all_ready))
+        say(handshake, rank, word)
+    assert seen == [(False, False), *[(True, False)] * 4, (True, True)]
+    assert (handshake.begun, handshake.all_ready) == (True, False)  # started over
+
+
 @pytest.mark.parametrize("said", [(), ("READY",), ("registration",), ("READY", "registration")], ids=repr)
 def test_a_second_hello_starts_that_rank_over_and_no_other(said: tuple[str, ...]) -> None:
     handshake = begin()
     bring_up(handshake, 1)
     for word in ("HELLO", *said):
         say(handshake, 0, word, parallel_config_hash="old", vllm_version="0.31.0")
-    assert say(handshake, 0, "HELLO") is not None
+    reply = say(handshake, 0, "HELLO")
+    assert reply is not None
+    assert (reply.rank, reply.restarted) == (0, True)
     assert handshake.stages == {0: "loading: INIT sent, neither ready nor registered", 1: "up"}
     say(handshake, 0, "READY")
     say(handshake, 0, "registration")
@@ -284,3 +320,12 @@ def test_a_group_has_at_least_one_rank_and_at_most_what_identities_tell_apart() 
         VllmHandshake([])
     with pytest.raises(HandshakeError):
         VllmHandshake([RankEndpoints("a", "b")] * 65_537)
+
+
+def test_a_registration_that_is_nested_too_deep_for_repr_is_refused_like_any_other() -> None:
+    deep = b"\x91" * 1010 + b"\xc0"
+    for frame in (deep, b"\x81\xb2data_parallel_rank" + deep):
+        handshake = begin()
+        say(handshake, 0, "HELLO")
+        with pytest.raises(HandshakeError, match="registered"):
+            handshake.registered(0, [frame])

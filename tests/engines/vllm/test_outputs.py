@@ -130,11 +130,39 @@ def test_a_wave_that_cannot_be_read_is_an_error_even_if_all_else_can(name: str, 
             read(array)
 
 
+@pytest.mark.parametrize("name", ["wave_complete", "start_wave"])
+def test_a_wave_whose_successor_could_not_be_sent_cannot_be_read(name: str) -> None:
+    # The wave after 2**64 - 1 does not fit into a START: it would have come out as OverflowError there.
+    assert read(message(**{name: 2**63 - 1})) in (Batch(wave_done=2**63 - 1), Batch(wave_asked=2**63 - 1))
+    for wave in (2**63, 2**64 - 1):
+        with pytest.raises(WireError, match=name):
+            read(message(**{name: wave}))
+
+
+DEEP = b"\x91" * 1010 + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x92\x00\x91" + DEEP,
+        b"\x93\x00\x90\x81\xb0num_waiting_reqs" + DEEP,
+        b"\x95\x00\x90\xc0\xc0" + DEEP,
+        b"\x95\x00\x90\xc0\xc0\x92\x07" + DEEP,
+    ],
+    ids=["output", "stats", "answer", "failure"],
+)
+def test_what_is_nested_too_deep_for_repr_is_damage_like_any_other(frame: bytes) -> None:
+    batch = decode([frame])
+    assert all(len(each) < 200 for each in batch.damage)
+    assert batch.damage or (batch.utility is not None and batch.utility.failure is not None)
+
+
 @pytest.mark.parametrize("outputs", [5, "text", {"a": 1}, b"x", True, 1.5], ids=repr)
 def test_outputs_that_are_no_array_cost_only_the_outputs(outputs: object) -> None:
     batch = read(message(outputs=outputs, wave_complete=3, stats=STATS))
-    assert (batch.outputs, batch.wave_done, batch.load) == ([], 3, LoadReport(2, 3, 0.25))
-    assert len(batch.damage) == 1
+    assert (batch.outputs, batch.wave_done, batch.load) == ((), 3, LoadReport(2, 3, 0.25))
+    assert (batch.unreadable, batch.nameless, len(batch.damage)) == ((), 1, 1)
     assert "outputs" in batch.damage[0]
 
 
@@ -164,6 +192,9 @@ def test_one_broken_output_costs_only_itself(broken: object, at: int) -> None:
     assert batch.wave_done == 3
     assert len(batch.damage) == 1
     assert f"outputs[{at}]" in batch.damage[0]
+    # If it can be told whose it was, its stream can be ended; else some stream misses tokens and nobody knows which.
+    named = isinstance(broken, list) and broken[:1] == ["a"]
+    assert (batch.unreadable, batch.nameless) == (((("a", batch.damage[0]),), 0) if named else ((), 1))
 
 
 def test_a_huge_broken_output_is_not_quoted_whole() -> None:

@@ -1,0 +1,215 @@
+"""The time until every rank is up: who has said what, for how long to wait, and what if one is lost meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import attrs
+import trio
+
+from lockstep_trio.engines.protocol import EngineProtocol, HandshakeReply, RankEndpoints, RankInfo
+from lockstep_trio.errors import HandshakeError
+from lockstep_trio.link import GroupLink, RankLink
+
+from .background import Background
+from .rank import RankDriver
+from .waiting import Slot
+
+logger = logging.getLogger("lockstep_trio")
+
+
+@final
+@attrs.frozen
+class Patience:
+    """Seconds; None for ever. See ``open_group``."""
+
+    hello: float | None
+    ready: float | None
+    register: float | None
+    restart: float
+
+
+@final
+@attrs.define
+class _Limits:
+    """Which limit runs now, and until when. Each of the three begins where the one before ends."""
+
+    patience: Patience
+    hello_from: float
+    ready_from: float | None = None
+    register_from: float | None = None
+    missing: dict[int, tuple[float, str]] = attrs.field(factory=dict[int, tuple[float, str]])
+    """Rank that was lost -> until when it may come back, and how it was lost."""
+
+    def current(self) -> tuple[float, str, str]:
+        """(when it ends, the name of the argument, what was awaited)."""
+        if self.ready_from is None:
+            return _end(self.hello_from, self.patience.hello), "hello_timeout", "no rank had said hello"
+        if self.register_from is None:
+            return _end(self.ready_from, self.patience.ready), "ready_timeout", "not every rank was ready"
+        return _end(self.register_from, self.patience.register), "register_timeout", "not every rank had registered"
+
+    def deadline(self) -> float:
+        return min([self.current()[0], *(until for until, _ in self.missing.values())])
+
+
+def _end(begin: float, seconds: float | None) -> float:
+    return math.inf if seconds is None else begin + seconds
+
+
+@final
+class Opening:
+    """One task for the handshake socket, and the tasks of the ranks from before their registration to their end."""
+
+    def __init__(self, link: GroupLink, protocol: EngineProtocol[Any, Any], patience: Patience) -> None:
+        self._link = link
+        endpoints = [RankEndpoints(each.input_endpoint, each.output_endpoint) for each in link.ranks]
+        self._handshake = protocol.handshake(endpoints)
+        self._limits = _Limits(patience, trio.current_time())
+        # Taken at the moment when all are up: one that is restarted right after it says HELLO once more.
+        self._up = Slot[tuple[RankInfo, ...]]()
+        self._alarm = trio.CancelScope()
+        self._drivers: Sequence[RankDriver] | None = None
+        self._early: list[list[list[bytes]]] = [[] for _ in link.ranks]
+        """Messages that each rank sent before all were up."""
+
+    async def wait_up(self, background: Background) -> tuple[RankInfo, ...]:
+        """What every rank told, once all are up.
+
+        Raises:
+            HandshakeError: A limit in time was reached, a rank was lost, or something does not fit.
+
+        Cancellation: the tasks go on until the background is stopped.
+        """
+        background.start(self._converse)
+        for link in self._link.ranks:
+            background.start(partial(self._attend, link))
+        background.start(self._mind_the_time)
+        infos = await self._up.wait()
+        self._alarm.cancel()
+        self._link.close_handshake()
+        return infos
+
+    def begin(self, drivers: Sequence[RankDriver]) -> None:
+        """The group is up: from now on the ranks' tasks run their drivers."""
+        self._drivers = drivers
+        for link in self._link.ranks:
+            link.wake()
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    async def _mind_the_time(self) -> None:
+        with self._alarm:
+            self._alarm.deadline = self._limits.deadline()
+            await trio.sleep_forever()
+        if self._alarm.cancelled_caught and not self._up.filled:
+            self._fail(self._too_late())
+
+    def _too_late(self) -> HandshakeError:
+        now = trio.current_time()
+        for rank, (until, how) in self._limits.missing.items():
+            if until <= now:
+                return HandshakeError(f"rank {rank} was lost while the group came up: {how}", self._stages())
+        _, name, awaited = self._limits.current()
+        seconds = {"hello_timeout": "hello", "ready_timeout": "ready", "register_timeout": "register"}[name]
+        patience = getattr(self._limits.patience, seconds)
+        return HandshakeError(f"{awaited} after {name}={patience:g} s", self._stages(), name)
+
+    def _stages(self) -> Mapping[int, str]:
+        lost = {rank: f"lost: {how}" for rank, (_, how) in self._limits.missing.items()}
+        return {**self._handshake.stages, **lost}
+
+    # -- the conversation ----------------------------------------------------------------------------------------
+
+    async def _converse(self) -> None:
+        while not self._up.filled:
+            try:
+                identity, frames = await self._link.receive_handshake()
+                if frames is None:
+                    self._hung_up(identity)
+                else:
+                    reply = self._handshake.receive(identity, frames)
+                    if reply is not None:
+                        self._answer(identity, reply)
+            except trio.ClosedResourceError:
+                return  # the last word was a registration, so the conversation was closed from the other side
+            except HandshakeError as error:
+                self._fail(error)
+                return
+            self._look()
+
+    def _answer(self, identity: bytes, reply: HandshakeReply) -> None:
+        if reply.restarted:
+            logger.warning("rank %d said hello again: it was restarted while it loaded", reply.rank)
+            self._link.ranks[reply.rank].restart()
+            self._early[reply.rank].clear()
+            self._limits.missing.pop(reply.rank, None)
+        self._link.send_handshake(identity, reply.frames)
+
+    def _hung_up(self, identity: bytes) -> None:
+        rank = self._handshake.hung_up(identity)
+        if rank is not None:
+            self._lost(rank, "its handshake connection ended while it loaded")
+
+    def _lost(self, rank: int, how: str) -> None:
+        """A rank is gone. Whether it may come back is a matter of patience."""
+        if rank not in self._limits.missing:
+            grace = self._limits.patience.restart
+            if grace:
+                text = "rank %d was lost while the group came up: %s; it may come back for %g s"
+                logger.warning(text, rank, how, grace)
+            self._limits.missing[rank] = trio.current_time() + grace, how
+            self._look()
+
+    # -- ranks ---------------------------------------------------------------------------------------------------
+
+    async def _attend(self, link: RankLink) -> None:
+        """The one task of a rank, from before its registration to the end."""
+        while self._drivers is None:
+            self._attend_until_up(link)
+            await link.wait(writable=False)
+        await self._drivers[link.rank].run(self._early[link.rank])
+
+    def _attend_until_up(self, link: RankLink) -> None:
+        registration = link.take_registration()
+        if registration is not None:
+            self._registered(link.rank, registration)
+        while (frames := link.receive_nowait()) is not None:
+            self._early[link.rank].append(frames)
+        if (gone := link.gone) is not None and not self._up.filled:
+            self._lost(link.rank, gone.how)
+
+    def _registered(self, rank: int, frames: Sequence[bytes]) -> None:
+        try:
+            self._handshake.registered(rank, frames)
+        except HandshakeError as error:
+            self._fail(error)
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        """Something has changed: see how far the group is, and until when to wait for what."""
+        limits, now = self._limits, trio.current_time()
+        if limits.ready_from is None and self._handshake.begun:
+            limits.ready_from = now
+        # A rank that is restarted is not ready any more.
+        if not self._handshake.all_ready:
+            limits.register_from = None
+        elif limits.register_from is None:
+            limits.register_from = now
+        if self._handshake.complete and not limits.missing:
+            self._deliver()
+        self._alarm.deadline = limits.deadline()
+
+    def _deliver(self) -> None:
+        try:
+            self._up.deliver(self._handshake.infos())
+        except HandshakeError as error:
+            self._fail(error)
+
+    def _fail(self, error: HandshakeError) -> None:
+        self._up.fail(lambda: error)
