@@ -26,8 +26,9 @@ from runtime.kit import Outcome, Rig, aborts_of, ask, assert_parked, follow, rea
 
 
 async def come_up(sim: SimulatedGroup, **options: Any) -> None:
-    async with open_group(sim.link, ranks=len(sim.ranks), protocol=VllmProtocol(), **options):
-        pass
+    async with open_group(sim.link, ranks=len(sim.ranks), protocol=VllmProtocol(), **options) as group:
+        await rest()  # until what came early was heard
+        assert group.fault is None
 
 
 async def test_a_group_comes_up_and_goes_down_and_nothing_is_sent(nursery: trio.Nursery) -> None:
