@@ -16,6 +16,7 @@ import trio
 import trio.testing
 
 from lockstep_trio.engines.vllm import VllmProtocol
+from lockstep_trio.errors import GroupClosed
 from lockstep_trio.runtime import open_group
 from lockstep_trio.testing.simulated import SimulatedGroup
 from runtime.kit import (
@@ -28,6 +29,7 @@ from runtime.kit import (
     ask,
     assert_parked,
     follow,
+    read,
     rest,
     rig,
     seeded,
@@ -310,5 +312,23 @@ def test_cancelling_the_end_of_the_block_leaves_nothing(everybody: bool) -> None
             for stream in streams:
                 stream.close()
             nursery.cancel_scope.cancel()
+
+    assert sweep(scenario, everybody=everybody) >= 2
+
+
+@both_ways
+@groups
+def test_a_cancelled_drain_aborts_nothing_and_still_takes_nothing_new(everybody: bool, lockstep: bool) -> None:
+    async def scenario(cancel: CancelAt) -> None:
+        async with settling_rig(lockstep=lockstep) as (r, nursery):
+            stream = await r.group.submit(ask(5))
+            r.run(nursery)
+            with cancel.target() as scope:
+                await r.group.drain()
+            with pytest.raises(GroupClosed):
+                await r.group.submit(ask(1))
+            assert scope.cancelled_caught or not r.group.statistics().state.in_flight
+            assert await read(stream) == tokens(5)
+            assert set(aborts_of(r.sim).values()) == {0}
 
     assert sweep(scenario, everybody=everybody) >= 2
