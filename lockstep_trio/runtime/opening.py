@@ -76,7 +76,8 @@ async def open_group(
         probe_timeout: Seconds of further silence after which it counts as stalled. A rank does not answer in the middle
             of a step, so both together must be longer than the longest step, compilations included.
         heartbeat_timeout: Seconds for which a tcp connection may be silent, whether its rank has work or not; None: 30
-            more than the two before. Its own I/O thread answers for a busy engine, not for a frozen one.
+            more than the two before. Its own I/O thread answers for a busy engine, not for a frozen one. A link that
+            is already bound has its own.
         close_grace: Seconds at most for the engines to let go of everything when the block is left.
         max_in_flight: Requests in flight at once, all ranks together.
         outbox_limit: Bytes that may wait for one rank.
