@@ -434,8 +434,16 @@ class Coordinator:
         if buffer is None or buffer.rank != rank:
             self.counts[rank].strays += 1
         else:
-            part = f"an output of request {buffer.request_id!r} from rank {rank}"
-            self._give_up(buffer, partial(WireError, part, f"{problem} ({self.session.versions})"))
+            self._give_up(buffer, self._unreadable(buffer, problem))
+
+    def outputs_lost(self, rank: int, problem: str) -> None:
+        """Whose outputs they were cannot be told: a clean end might be a lie, and an end might never come."""
+        for buffer in [each for each in self._buffers.values() if each.rank == rank]:
+            self._give_up(buffer, self._unreadable(buffer, problem))
+
+    def _unreadable(self, buffer: StreamBuffer, problem: str) -> Callable[[], LockstepError]:
+        part = f"outputs of rank {buffer.rank}, maybe of request {buffer.request_id!r}"
+        return partial(WireError, part, f"{problem} ({self.session.versions})")
 
     def has_work(self, rank: int) -> bool:
         """Whether something of ours is in the rank's hands."""

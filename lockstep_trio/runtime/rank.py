@@ -39,6 +39,10 @@ class RankListener(Protocol):
         """Whether something of ours is in its hands."""
         ...
 
+    def outputs_lost(self, rank: int, problem: str) -> None:
+        """A message could not be read, and it may have held outputs of any request that the rank holds."""
+        ...
+
 
 @final
 class Replies:
@@ -219,6 +223,8 @@ class RankDriver:
         self._link.wake()
 
     def _hear(self, frames: Sequence[bytes]) -> None:
+        if self.fault is not None:
+            return  # behind a message that was lost, outputs would reach their streams with a gap before them
         try:
             batch = self._decode(frames)
         except WireError as error:
@@ -256,6 +262,8 @@ class RankDriver:
             self._damage_in_a_row += 1
         if vital or self._damage_in_a_row > DAMAGE_BUDGET:
             self.lose(FaultKind.UNDECODABLE, f"{problem} ({self._versions})")
+        else:
+            self.listener.outputs_lost(self.rank, problem)
 
     def lose(self, kind: FaultKind, detail: str) -> None:
         """Report that the rank is lost. What waits in its outbox will never leave; `give_up` is expected to follow."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar, final
 
 import trio
 
-from lockstep_trio.errors import LockstepError
+from lockstep_trio.errors import LockstepError, WireError
 
 OutputT = TypeVar("OutputT")
 
@@ -58,6 +59,12 @@ class StreamBuffer:
         if not self.over:
             self.error = error
             self._wake()
+
+    def spoil(self, error: WireError) -> None:
+        """What was taken cannot be read: whatever followed, this is how it ended."""
+        self.unread = []
+        self.finished = False
+        self.error = partial(WireError, error.part, error.problem)
 
     def take(self) -> list[object]:
         taken, self.unread = self.unread, []
@@ -122,7 +129,7 @@ class RequestStream(trio.abc.ReceiveChannel[OutputT], Generic[OutputT]):
             GroupFailed, RankFailed: The engine was lost. Outputs that came before are received first.
             GroupClosed: The block of ``open_group`` is being left.
             StreamOverflow: Too much was left unread.
-            WireError: An output cannot be read; what had come together with it is lost.
+            WireError: An output cannot be read, so tokens are missing; the request is aborted.
 
         Cancellation: loses no output.
         """
@@ -142,7 +149,12 @@ class RequestStream(trio.abc.ReceiveChannel[OutputT], Generic[OutputT]):
             await buffer.wait()
         if self._closed:
             raise trio.ClosedResourceError
-        return self._merge(buffer.request_id, buffer.rank, buffer.take())
+        try:
+            return self._merge(buffer.request_id, buffer.rank, buffer.take())
+        except WireError as error:
+            self._leave(buffer)
+            buffer.spoil(error)
+            raise
 
     async def aclose(self) -> None:
         """Leave the request; if it is not over it is aborted on the engine. Idempotent.

@@ -684,6 +684,20 @@ async def test_a_request_of_which_an_output_cannot_be_read_ends_alone_with_both_
         r.assert_nothing_left()
 
 
+@pytest.mark.parametrize("final", [False, True])
+async def test_tokens_that_are_none_end_the_request_when_they_are_read(nursery: trio.Nursery, final: bool) -> None:
+    async with rig(nursery=nursery) as r:
+        stream = await r.group.submit(ask(3, rank=0))
+        wire_id = next(iter(r.coordinator._buffers))
+        r.say(0, outputs=[[wire_id, ["one"], None, None, None, 1 if final else None]])
+        await rest()
+        for _ in range(2):
+            with pytest.raises(WireError, match="not all integers"):
+                await stream.receive()
+            await r.settle()
+        assert list(aborts_of(r.sim).values()) == [0 if final else 1]
+
+
 async def test_an_unreadable_output_of_a_request_that_nobody_awaits_is_a_stray(nursery: trio.Nursery) -> None:
     async with rig(nursery=nursery) as r:
         stream = await r.group.submit(ask(1, rank=0))
@@ -695,18 +709,50 @@ async def test_an_unreadable_output_of_a_request_that_nobody_awaits_is_a_stray(n
         assert await read(stream) == tokens(1)
 
 
-async def test_outputs_without_a_name_fail_the_rank_only_once_there_are_too_many_in_a_row(
+async def test_outputs_without_a_name_end_every_request_of_their_rank_because_it_cannot_be_told_whose_they_were(
     nursery: trio.Nursery,
 ) -> None:
     async with rig(nursery=nursery) as r:
-        stream = await r.group.submit(ask(1, rank=0))
-        for _ in range(DAMAGE_BUDGET):
-            r.say(0, outputs=[[7]])
-        await rest()
-        assert r.group.fault is None
+        concerned = [await r.group.submit(ask(2, rank=0)) for _ in range(2)]
+        other = await r.group.submit(ask(2, rank=1))
+        await r.move()
         r.say(0, outputs=[[7]])
-        with pytest.raises(GroupFailed, match=r"rank 0 undecodable.*says it is vLLM 0\.32\.0"):
-            await stream.receive()
+        await rest()
+        for stream in concerned:
+            with pytest.raises(WireError, match=r"says it is vLLM 0\.32\.0"):
+                await read(stream)
+        await r.settle()
+        assert await read(other) == tokens(2)
+        assert sorted(aborts_of(r.sim).values()) == [0, 1, 1]
+        async with await r.group.submit(ask(1, rank=0)) as stream:
+            await r.settle()
+            assert await read(stream) == tokens(1)
+        r.assert_nothing_left()
+
+
+async def test_outputs_without_a_name_fail_the_rank_once_there_are_too_many_in_a_row(nursery: trio.Nursery) -> None:
+    async with rig(nursery=nursery) as r:
+        for _ in range(DAMAGE_BUDGET + 1):
+            assert r.group.fault is None
+            stream = await r.group.submit(ask(1, rank=0))
+            r.say(0, outputs=[[7]])
+            await rest()
+            with pytest.raises((WireError, GroupFailed)) as caught:
+                await stream.receive()
+        assert isinstance(caught.value, GroupFailed)
+        assert caught.match(r"rank 0 undecodable.*says it is vLLM 0\.32\.0")
+
+
+async def test_a_message_of_an_independent_rank_that_cannot_be_read_at_all_ends_its_requests_and_no_others(
+    nursery: trio.Nursery,
+) -> None:
+    async with rig(lockstep=False, nursery=nursery) as r:
+        concerned, other = [await r.group.submit(ask(2, rank=rank)) for rank in (0, 1)]
+        r.sim.ports[0].send([b"\xc1"])
+        with pytest.raises(WireError):
+            await concerned.receive()
+        await r.settle()
+        assert await read(other) == tokens(2)
 
 
 # -- shutting down ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ class Listener:
     faults: list[Fault] = attrs.field(factory=list)
     fences: int = 0
     work: bool = True
+    lost: int = 0
+
+    def outputs_lost(self, rank: int, problem: str) -> None:
+        self.lost += 1
 
     def has_work(self, rank: int) -> bool:
         return self.work
@@ -317,6 +321,7 @@ async def test_too_many_messages_in_a_row_that_cost_outputs_lose_a_rank_that_has
     nursery.start_soon(bench.driver.run, ())
     await say(bench, *[message] * DAMAGE_BUDGET, b"scratched")
     assert (bench.driver.fault, bench.driver.damaged) == (None, DAMAGE_BUDGET + 1)
+    assert bench.listener.lost == DAMAGE_BUDGET
     await say(bench, message)
     assert bench.fault() is FaultKind.UNDECODABLE
     assert bench.listener.faults[0].detail.endswith("(VERSIONS)")
@@ -337,6 +342,16 @@ async def test_what_a_rank_without_work_says_cannot_cost_anything(nursery: trio.
     nursery.start_soon(bench.driver.run, ())
     await say(bench, *[b"junk"] * 3 * DAMAGE_BUDGET)
     assert (bench.driver.fault, bench.driver.damaged) == (None, 3 * DAMAGE_BUDGET)
+
+
+async def test_nothing_is_heard_behind_a_message_whose_loss_was_the_end(nursery: trio.Nursery) -> None:
+    bench = Bench()
+    for message in (b"a", b"junk", b"b"):  # all there at once
+        bench.port.send([message])
+    nursery.start_soon(bench.driver.run, ())
+    await rest()
+    assert bench.fault() is FaultKind.UNDECODABLE
+    assert bench.listener.heard == ["a"]
 
 
 async def test_damage_that_is_not_vital_never_loses_a_rank(nursery: trio.Nursery) -> None:
