@@ -137,6 +137,7 @@ class GroupMachine:
         "max_in_flight",
         "outbox_limit",
         "ranks",
+        "stall_timeout",
     )
 
     def __init__(
@@ -159,6 +160,7 @@ class GroupMachine:
         self.lockstep = lockstep
         self.max_in_flight = max_in_flight
         self.outbox_limit = outbox_limit
+        self.stall_timeout = stall_timeout
         self._rule: WaveRule = NoWaves() if not lockstep else ExactWake(ranks) if rule is None else rule
         self._registry = Registry.of(ranks)
         self._selector = Selector.of(ranks)
@@ -246,6 +248,8 @@ class GroupMachine:
     def _refuse_if_over(self) -> None:
         if self._fault is not None:
             raise GroupFailed(self._fault)
+        if self._phase is GroupPhase.DRAINING:
+            raise GroupClosed("the group is being drained and takes nothing new")
         if self._phase is not GroupPhase.OPEN:
             raise GroupClosed
 
@@ -348,6 +352,12 @@ class GroupMachine:
         return effects
 
     def _silence(self, seen: Sequence[float]) -> Callable[[int], float | None]:
+        if self.lockstep and self._rule.stepping and not any(map(self.has_work, range(self.ranks))):
+            # All that is awaited is the DONE, and that any rank may bring: the group as a whole owes a sign of life.
+            assert self._last_start is not None
+            latest = max(*seen, self._last_start[1])
+            return lambda _: latest
+
         def since(rank: int) -> float | None:
             if self._phases[rank] is RankPhase.LOST or not self.has_work(rank):
                 return None
@@ -388,7 +398,8 @@ class GroupMachine:
         for rank in taken:
             ids = self._registry.take(rank)
             lost_ids += ids
-            if ids and rank != fault.rank:
+            # One that has only stalled may go on some day, and shall not work for nobody then.
+            if ids and (rank != fault.rank or fault.kind is FaultKind.STALLED):
                 effects.append(SendAbort(rank, ids))
         if lost_ids:
             effects.append(EndRequests(tuple(lost_ids), fault))
@@ -504,6 +515,7 @@ class GroupMachine:
         twin.lockstep = self.lockstep
         twin.max_in_flight = self.max_in_flight
         twin.outbox_limit = self.outbox_limit
+        twin.stall_timeout = self.stall_timeout
         twin._rule = self._rule.copy()
         twin._registry = self._registry.copy()
         twin._selector = self._selector.copy()

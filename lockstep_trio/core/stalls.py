@@ -77,7 +77,12 @@ class StallWatch:
             seen: By rank, when it was last heard of.
             silent_since: Since when a rank has had work and not been heard of; None if it has no work.
         """
-        suspects = [rank for rank in self.ranks if self._is_silent(silent_since(rank), now)]
+        # Who was heard since the probe is none, even if its answer is as old as a suspicion by now.
+        suspects = [
+            rank
+            for rank in self.ranks
+            if self._is_silent(silent_since(rank), now) and (self._asked_at is None or seen[rank] < self._asked_at)
+        ]
         if not suspects:
             self._asked_at = None
             self._mended = False
@@ -98,7 +103,8 @@ class StallWatch:
         return Stalled(culprit, self._account(culprit, now, seen, silent, answered))
 
     def _is_silent(self, since: float | None, now: float) -> bool:
-        return since is not None and now - since >= self.stall_timeout
+        # The very sum that `next_look` gives: the difference may round to less than the limit, for ever.
+        return since is not None and now >= since + self.stall_timeout
 
     def _account(
         self, culprit: int, now: float, seen: Sequence[float], silent: Sequence[int], answered: Sequence[int]

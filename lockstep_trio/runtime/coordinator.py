@@ -110,7 +110,15 @@ class Glance:
     done: trio.Event
 
 
-Item: TypeAlias = Event | Submission | Glance
+@final
+@attrs.frozen
+class Inquiry:
+    """Ask a rank for a word, because it has refused a request."""
+
+    rank: int
+
+
+Item: TypeAlias = Event | Submission | Glance | Inquiry
 
 
 @final
@@ -146,7 +154,9 @@ class Coordinator:
         self._parked: trio.Event | None = None
         """Set, and gone, when the machine is next settled; there only while somebody waits for that."""
         self._work_came: trio.Event | None = None
-        """Set when a request is admitted; there only while ``watch`` has nothing to look for."""
+        """Set when something is sent that wants an answer; there only while ``watch`` has nothing to look for."""
+        self._inquiries: set[int] = set()
+        """Ranks about which an inquiry is in the inbox."""
         self.post_mortem: str | None = None
         """What ``describe`` said just before the group, or the latest rank of it, was lost."""
         self._sequence = 0
@@ -226,6 +236,9 @@ class Coordinator:
         elif isinstance(item, Glance):
             self.tell(Look(self._seen()))
             item.done.set()
+        elif isinstance(item, Inquiry):
+            self._inquiries.discard(item.rank)
+            self._probe((item.rank,))
         else:
             self.tell(item)
 
@@ -237,11 +250,19 @@ class Coordinator:
                 self._work_came = trio.Event()
                 await self._work_came.wait()
                 continue
-            await trio.sleep_until(when)
+            # Another rank may get work meanwhile, and its time would be up this much later at the earliest.
+            assert self.machine.stall_timeout is not None
+            await trio.sleep_until(min(when, trio.current_time() + self.machine.stall_timeout))
             # Not looked at here: if somebody blocked this thread for long, the ranks' tasks shall read first.
             glance = Glance(trio.Event())
             self._inbox.send_nowait(glance)
             await glance.done.wait()
+
+    def _alert(self) -> None:
+        """Something is awaited from now on."""
+        if self._work_came is not None:
+            self._work_came.set()
+            self._work_came = None
 
     def _seen(self) -> tuple[float, ...]:
         return tuple(driver.last_seen for driver in self.drivers)
@@ -268,9 +289,7 @@ class Coordinator:
         effects = self.machine.handle(event, trio.current_time())
         self._buffers[buffer.wire_id] = buffer
         self._callers.add(buffer.request_id)
-        if self._work_came is not None:
-            self._work_came.set()
-            self._work_came = None
+        self._alert()
         try:
             self._carry_out(effects, submission.add)
         except BaseException:  # a bug, and maybe in the caller's own task: its request must not stay behind
@@ -281,23 +300,24 @@ class Coordinator:
 
     def tell(self, event: Event) -> None:
         """Let the machine handle an event, and carry out what it wants, all in one go."""
-        if isinstance(event, RankLost | Look) and self.machine.fault is None:
-            before = self.dump()  # the machine forgets what a lost rank held
-            self._carry_out(self.machine.handle(event, trio.current_time()), before=before)
-        else:
-            self._carry_out(self.machine.handle(event, trio.current_time()))
+        before = ""
+        if isinstance(event, RankLost | Look) and self.machine.fault is None:  # the machine forgets what a rank held
+            before = self.dump(
+                [event.fault.rank] if isinstance(event, RankLost) and not self.machine.lockstep else None
+            )
+        self._carry_out(self.machine.handle(event, trio.current_time()), before=before)
 
-    def dump(self) -> str:
-        """The state of everything, for people."""
-        return describe(self.machine, self.drivers, self.counts, trio.current_time())
+    def dump(self, ranks: Sequence[int] | None = None) -> str:
+        """The state of the group and of some ranks, for people; None: of all."""
+        return describe(self.machine, self.drivers, self.counts, trio.current_time(), ranks)
 
     def _carry_out(self, effects: Sequence[Effect], add: Sequence[Frame] = (), before: str = "") -> None:
-        self._busy = True
+        was_busy, self._busy = self._busy, True
         try:
             for effect in effects:
                 self._do(effect, add, before)
         finally:
-            self._busy = False
+            self._busy = was_busy
         while self._losses:
             self.tell(RankLost(self._losses.pop(0)))
         if self._parked is not None and self.machine.settled:
@@ -349,6 +369,7 @@ class Coordinator:
             self.drivers[rank].queue(self.session.encode_utility(self.next_number(), self.session.fence_method, ()))
 
     def _start(self, wave: int, exclude: int | None) -> None:
+        self._alert()
         frames = self.session.encode_start(wave, exclude)
         for driver in self.drivers:
             if driver.rank != exclude:
@@ -383,10 +404,10 @@ class Coordinator:
         """Outputs go straight to their streams; the machine hears of firsts and lasts, then of the rest, in order."""
         if batch.load is not None and batch.load != self.drivers[rank].load:
             self.drivers[rank].load = self._unreported[rank] = batch.load
+        for wire_id, problem in batch.unreadable:  # first: an output behind one that is missing may be the last
+            self._spoil(rank, wire_id, problem)
         if batch.outputs:
             self._outputs_came(rank, batch.outputs)
-        for wire_id, problem in batch.unreadable:
-            self._spoil(rank, wire_id, problem)
         if batch.utility is not None:
             self.drivers[rank].reply_came(batch.utility)
             if batch.utility.draining:
@@ -412,7 +433,7 @@ class Coordinator:
             if not buffer.started:
                 first.append(wire_id)
                 if last and self.session.is_refusal(raw):
-                    self._probe((rank,))  # a rank that shuts down refuses this too, and in words
+                    self._inquire(rank)
             buffer.push(raw, final=last)
             if last:
                 finished.append(wire_id)
@@ -424,6 +445,15 @@ class Coordinator:
                 # The machine forgets a rank's queue once we hold nothing on it, so it must know the older report first.
                 self._post_load(rank)
             self.post(Progress(rank, tuple(first), tuple(finished)))
+
+    def _inquire(self, rank: int) -> None:
+        """Ask, later, why it refused a request: a rank that shuts down refuses a call too, and in words.
+
+        Not here: while something is sent to it more of its messages may be heard, and would overtake this one's rest.
+        """
+        if rank not in self._inquiries and not self._over:
+            self._inquiries.add(rank)
+            self._inbox.send_nowait(Inquiry(rank))
 
     def _overflow(self, buffer: StreamBuffer) -> None:
         self._give_up(buffer, partial(StreamOverflow, buffer.request_id, self._unread_limit))
@@ -526,5 +556,5 @@ class Coordinator:
                 return left
             if isinstance(item, Submission):
                 item.slot.fail(GroupClosed)
-            elif not isinstance(item, Glance):
+            elif not isinstance(item, Glance | Inquiry):
                 left.append(item)

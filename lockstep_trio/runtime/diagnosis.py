@@ -20,11 +20,17 @@ HELD_SHOWN = 8
 """Requests listed per rank."""
 
 
-def describe(machine: GroupMachine, drivers: Sequence[RankDriver], counts: Sequence[RankCounts], now: float) -> str:
-    """The state of a group and of every rank, a line each."""
+def describe(
+    machine: GroupMachine,
+    drivers: Sequence[RankDriver],
+    counts: Sequence[RankCounts],
+    now: float,
+    ranks: Sequence[int] | None,
+) -> str:
+    """The state of a group and of some ranks (None: of all), a line each."""
     state = machine.snapshot()
     lines = [_group(state, now)]
-    for view in state.ranks:
+    for view in state.ranks if ranks is None else [state.ranks[rank] for rank in ranks]:
         driver, count = drivers[view.rank], counts[view.rank]
         lines.append("; ".join([*_traffic(view, driver, count, now), _held(machine, view.rank, view.in_flight)]))
     return "\n".join(lines)

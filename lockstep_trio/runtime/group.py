@@ -120,7 +120,8 @@ class Group(Generic[RequestT, OutputT]):
             method: Name of the method, such as ``is_sleeping`` or ``reset_prefix_cache``.
             args: Plain data: None, bool, int, float, str, bytes, lists and dicts of these.
             ranks: Whom to ask; None for every rank.
-            timeout: Seconds to wait for all replies together; None for ever.
+            timeout: Seconds to wait for all replies together; None for ever, and then a rank that hangs without having
+                any request is waited for in vain.
 
         Returns:
             Rank -> result.
@@ -222,8 +223,9 @@ class Group(Generic[RequestT, OutputT]):
 
     @property
     def post_mortem(self) -> str | None:
-        """What ``dump`` gave just before the group, or the latest rank that was lost, was lost; None before that.
+        """What ``dump`` gave just before the group was lost, or the latest independent rank; None before that.
 
+        Of an independent rank: the lines of the group and of that rank alone.
         The same is logged, at level ERROR, to the logger ``lockstep_trio``.
         """
         return self._coordinator.post_mortem

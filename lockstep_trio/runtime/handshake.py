@@ -19,6 +19,9 @@ from .background import Background
 from .rank import RankDriver
 from .waiting import Slot
 
+_TURNS = 3
+"""Turns of all tasks that it takes until a rank's message, read when a descriptor is found ready, is dealt with."""
+
 logger = logging.getLogger("lockstep_trio")
 
 
@@ -34,6 +37,18 @@ class Patience:
 
 
 @final
+@attrs.frozen
+class _Missing:
+    """A rank that was lost."""
+
+    until: float
+    """When it is too late to come back."""
+    how: str
+    identity: bytes | None = None
+    """Whose handshake connection ended, if that is all that is known: the network may have done that."""
+
+
+@final
 @attrs.define
 class _Limits:
     """Which limit runs now, and until when. Each of the three begins where the one before ends."""
@@ -42,8 +57,8 @@ class _Limits:
     hello_from: float
     ready_from: float | None = None
     register_from: float | None = None
-    missing: dict[int, tuple[float, str]] = attrs.field(factory=dict[int, tuple[float, str]])
-    """Rank that was lost -> until when it may come back, and how it was lost."""
+    missing: dict[int, _Missing] = attrs.field(factory=dict[int, "_Missing"])
+    """By rank."""
 
     def current(self) -> tuple[float, str, str]:
         """(when it ends, the name of the argument, what was awaited)."""
@@ -54,7 +69,7 @@ class _Limits:
         return _end(self.register_from, self.patience.register), "register_timeout", "not every rank had registered"
 
     def deadline(self) -> float:
-        return min([self.current()[0], *(until for until, _ in self.missing.values())])
+        return min([self.current()[0], *(each.until for each in self.missing.values())])
 
 
 def _end(begin: float, seconds: float | None) -> float:
@@ -103,32 +118,37 @@ class Opening:
     # -- time ----------------------------------------------------------------------------------------------------
 
     async def _mind_the_time(self) -> None:
-        with self._alarm:
-            self._alarm.deadline = self._limits.deadline()
-            await trio.sleep_forever()
-        if self._alarm.cancelled_caught and not self._up.filled:
-            self._fail(self._too_late())
+        while not self._up.filled:
+            with trio.CancelScope(deadline=self._limits.deadline()) as self._alarm:
+                await trio.sleep(math.inf)  # until the alarm
+            # What came in the same moment, or while somebody blocked the thread, counts as in time.
+            for _ in range(_TURNS):
+                await trio.lowlevel.checkpoint()
+            if self._limits.deadline() <= trio.current_time():
+                self._fail(self._too_late())
 
     def _too_late(self) -> HandshakeError:
         now = trio.current_time()
-        for rank, (until, how) in self._limits.missing.items():
-            if until <= now:
-                return HandshakeError(f"rank {rank} was lost while the group came up: {how}", self._stages())
+        for rank, missing in self._limits.missing.items():
+            if missing.until <= now:
+                return HandshakeError(f"rank {rank} was lost while the group came up: {missing.how}", self._stages())
         _, name, awaited = self._limits.current()
         seconds = {"hello_timeout": "hello", "ready_timeout": "ready", "register_timeout": "register"}[name]
         patience = getattr(self._limits.patience, seconds)
         return HandshakeError(f"{awaited} after {name}={patience:g} s", self._stages(), name)
 
     def _stages(self) -> Mapping[int, str]:
-        lost = {rank: f"lost: {how}" for rank, (_, how) in self._limits.missing.items()}
+        lost = {rank: f"lost: {missing.how}" for rank, missing in self._limits.missing.items()}
         return {**self._handshake.stages, **lost}
 
     # -- the conversation ----------------------------------------------------------------------------------------
 
     async def _converse(self) -> None:
-        while not self._up.filled:
+        while not self._over():
             try:
                 identity, frames = await self._link.receive_handshake()
+                if self._over():
+                    return  # all came up meanwhile: what a rank says now is too late to start it over
                 if frames is None:
                     self._hung_up(identity)
                 else:
@@ -142,27 +162,32 @@ class Opening:
                 return
             self._look()
 
+    def _over(self) -> bool:
+        """The group is up, or will not be."""
+        return self._up.filled
+
     def _answer(self, identity: bytes, reply: HandshakeReply) -> None:
         if reply.restarted:
             logger.warning("rank %d said hello again: it was restarted while it loaded", reply.rank)
             self._link.ranks[reply.rank].restart()
             self._early[reply.rank].clear()
-            self._limits.missing.pop(reply.rank, None)
+            self._limits.ready_from = trio.current_time()  # it has as much time to load as the first one had
+        self._limits.missing.pop(reply.rank, None)
         self._link.send_handshake(identity, reply.frames)
 
     def _hung_up(self, identity: bytes) -> None:
         rank = self._handshake.hung_up(identity)
         if rank is not None:
-            self._lost(rank, "its handshake connection ended while it loaded")
+            self._lost(rank, "its handshake connection ended while it loaded", identity)
 
-    def _lost(self, rank: int, how: str) -> None:
+    def _lost(self, rank: int, how: str, identity: bytes | None = None) -> None:
         """A rank is gone. Whether it may come back is a matter of patience."""
         if rank not in self._limits.missing:
             grace = self._limits.patience.restart
             if grace:
                 text = "rank %d was lost while the group came up: %s; it may come back for %g s"
                 logger.warning(text, rank, how, grace)
-            self._limits.missing[rank] = trio.current_time() + grace, how
+            self._limits.missing[rank] = _Missing(trio.current_time() + grace, how, identity)
             self._look()
 
     # -- ranks ---------------------------------------------------------------------------------------------------
@@ -189,7 +214,14 @@ class Opening:
         except HandshakeError as error:
             self._fail(error)
         else:
+            self._is_there(rank)
             self._look()
+
+    def _is_there(self, rank: int) -> None:
+        """A rank was heard of: if only its handshake connection was lost, it was not lost itself."""
+        missing = self._limits.missing.get(rank)
+        if missing is not None and missing.identity is not None:
+            del self._limits.missing[rank]
 
     def _look(self) -> None:
         """Something has changed: see how far the group is, and until when to wait for what."""
@@ -201,6 +233,9 @@ class Opening:
             limits.register_from = None
         elif limits.register_from is None:
             limits.register_from = now
+        for rank, missing in tuple(limits.missing.items()):
+            if missing.identity is not None and self._handshake.hung_up(missing.identity) is None:
+                self._is_there(rank)  # it has said READY since
         if self._handshake.complete and not limits.missing:
             self._deliver()
         self._alarm.deadline = limits.deadline()

@@ -26,6 +26,9 @@ OutputT = TypeVar("OutputT")
 HEARTBEAT_MARGIN = 30.0
 """Seconds by which heartbeats have more patience than the watch for silent ranks, which knows and tells more."""
 
+MAX_HEARTBEAT = 3600.0
+"""Seconds; the longest that is chosen by itself."""
+
 logger = logging.getLogger("lockstep_trio")
 
 
@@ -111,8 +114,11 @@ async def open_group(
         heartbeat_timeout=heartbeat_timeout,
         close_grace=close_grace,
     )
+    if stall_timeout == 0:
+        raise ValueError("stall_timeout is 0; it must be more than 0 seconds, or None")
     if heartbeat_timeout is None:
-        heartbeat_timeout = (0.0 if stall_timeout is None else stall_timeout) + probe_timeout + HEARTBEAT_MARGIN
+        silence = (0.0 if stall_timeout is None else stall_timeout) + probe_timeout
+        heartbeat_timeout = min(silence + HEARTBEAT_MARGIN, MAX_HEARTBEAT)
     link = _bind(handshake, ranks, protocol, transport, allow_remote, heartbeat_timeout)
     try:
         async with open_background() as background:
@@ -141,7 +147,8 @@ async def open_group(
             ]
             coordinator = Coordinator(machine, session, drivers, unread_limit=unread_limit)
             background.start(coordinator.run)
-            background.start(coordinator.watch)
+            if stall_timeout is not None:
+                background.start(coordinator.watch)
             opening.begin(drivers)
             grace = trio.CancelScope(shield=True)
             background.on_crash = grace.cancel  # nothing will settle any more

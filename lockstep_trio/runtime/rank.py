@@ -11,7 +11,7 @@ import trio
 
 from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, UtilityReply
 from lockstep_trio.errors import Fault, FaultKind, WireError
-from lockstep_trio.link.interface import RankLink, Unreachable
+from lockstep_trio.link.interface import Loss, RankLink, Unreachable
 
 from .waiting import Slot
 
@@ -128,8 +128,14 @@ class RankDriver:
             # What it said before may be a final output, or its own account of its death.
             while (last_words := self._link.receive_nowait()) is not None:
                 self._hear(last_words)
-            self.lose(FaultKind.UNREACHABLE, "a send found no such peer")
+            if self._link.gone is not None:
+                self._lose_link(self._link.gone)
+            else:
+                self.lose(FaultKind.UNREACHABLE, "a send found no such peer")
             return False
+
+    def _lose_link(self, gone: Loss) -> None:
+        self.lose(FaultKind.UNRESPONSIVE if gone.silent else FaultKind.DISCONNECTED, gone.how)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -215,8 +221,8 @@ class RankDriver:
             frames = self._link.receive_nowait()
             if frames is None:
                 # What was readable when the connection was lost has been handled by now.
-                if (gone := self._link.gone) is not None:
-                    self.lose(FaultKind.UNRESPONSIVE if gone.silent else FaultKind.DISCONNECTED, gone.how)
+                if self._link.gone is not None:
+                    self._lose_link(self._link.gone)
                 return
             self.last_seen = trio.current_time()
             self._hear(frames)
@@ -236,10 +242,10 @@ class RankDriver:
             self.lose(FaultKind.DIED, "the engine said so")
             return
         self.listener.batch_came(self.rank, batch)
+        if batch.outputs and not batch.nameless:
+            self._damage_in_a_row = 0
         if batch.damage:
             self._judge(batch)
-        elif batch.outputs:
-            self._damage_in_a_row = 0
 
     def _judge(self, batch: Batch) -> None:
         """What it costs that a part of a message could not be read."""

@@ -201,7 +201,7 @@ class World:
             yield Move("step")
         if self.repeats_left and self.machine.last_start is not None:
             yield Move("start again")
-        if self.nudges_left and not self.closed:
+        if self.nudges_left and self.machine.phase in (GroupPhase.OPEN, GroupPhase.CLOSING):
             yield Move("nudge")
 
     def _caller_moves(self) -> Iterator[Move]:
@@ -332,7 +332,7 @@ class World:
                 case SendFence(rank):
                     self._send(rank, Call())
                 case SendStart(wave, exclude):
-                    if before is not None and wave <= before[0] and not isinstance(event, Nudge):
+                    if before is not None and wave < before[0] + (not isinstance(event, Nudge)):
                         self.breach = f"START({wave}) after START({before[0]})"
                     self._send_all(StartWave(wave, exclude))
                 case EndRequests() | Settled():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep_trio.core import (
     Abort,
@@ -20,6 +22,7 @@ from lockstep_trio.core import (
     Progress,
     RankPhase,
     Request,
+    SendAbort,
     SendProbe,
     SendStart,
     Split,
@@ -66,6 +69,20 @@ def test_a_silent_rank_with_work_is_probed_and_then_given_up_with_how_long_it_wa
     assert LoseGroup(fault) in effects
 
 
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_rank_that_answers_every_probe_and_says_nothing_else_is_asked_again_and_again(lockstep: bool) -> None:
+    machine = GroupMachine(1, lockstep=lockstep, stall_timeout=STALL, probe_timeout=STALL)
+    submit(machine, "a", 0, now=0.0)
+    seen, now = 0.0, STALL
+    for _ in range(5):
+        assert look(machine, now, [seen]) == (Suspected((0,)), SendProbe((0,)))
+        seen = now + 0.1
+        # The answer is no news any more when it is looked for, as timers are late: the suspicion ends all the same.
+        assert look(machine, seen + STALL, [seen]) == ()
+        now = seen + STALL
+    assert machine.fault is None
+
+
 def test_the_clock_runs_only_while_there_is_work() -> None:
     machine = make()
     assert machine.next_look([0.0, 0.0]) is None
@@ -74,11 +91,63 @@ def test_the_clock_runs_only_while_there_is_work() -> None:
     assert machine.next_look([0.0, 0.0]) == 1e6 + STALL
     assert look(machine, 1e6 + 9, [0.0, 0.0]) == ()
     machine.handle(Progress(0, ("a",), ("a",)), 1e6 + 9)
+    machine.handle(WaveDone(1, 0), 1e6 + 9)
     assert machine.next_look([0.0, 0.0]) is None
     assert look(machine, 2e6, [0.0, 0.0]) == ()
     # And begins anew with new work, however long ago the rank was heard of.
     submit(machine, "b", 0, now=2e6)
     assert look(machine, 2e6 + 9, [0.0, 0.0]) == ()
+
+
+def test_a_group_that_owes_a_done_and_nothing_else_is_watched_as_a_whole() -> None:
+    machine = make()
+    submit(machine, "a", 0, now=0.0)
+    machine.handle(Progress(0, ("a",), ("a",)), 5.0)
+    assert machine.next_look([5.0, 1.0]) == 15.0  # whoever was heard of last
+    assert look(machine, 14.9, [5.0, 1.0]) == ()
+    assert look(machine, 15.0, [5.0, 1.0]) == (Suspected((0, 1)), SendProbe((0, 1)))
+    twin = machine.copy()
+    twin.handle(WaveDone(1, 0), 16.0)
+    assert twin.next_look([5.0, 16.0]) is None
+    assert stalled(look(machine, 19.0, [5.0, 1.0])).rank == 1
+
+
+def test_a_nudge_in_an_idle_group_wants_an_answer_too() -> None:
+    machine = make()
+    machine.handle(Nudge(), 100.0)
+    assert machine.next_look([0.0, 0.0]) == 110.0
+
+
+@pytest.mark.parametrize(("stall", "probe"), [(10.0, 20.0), (60.0, 60.0), (10.0, 4.0)])
+def test_a_rank_that_answered_is_alive_however_late_one_looks(stall: float, probe: float) -> None:
+    machine = GroupMachine(2, lockstep=True, stall_timeout=stall, probe_timeout=probe)
+    submit(machine, "a", 0, now=0.0)
+    seen = [0.0, 0.0]
+    for _ in range(50):
+        now = machine.next_look(seen)
+        assert now is not None
+        if look(machine, now + 0.001, seen):
+            seen = [now + 0.0013, now + 0.0012]  # everybody answers at once, and then has nothing more to say
+    assert machine.phase is GroupPhase.OPEN
+    assert machine.last_start == (0, 0.0)
+
+
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e3), st.floats(0, 1e3))
+def test_a_look_at_the_time_that_was_named_always_gets_on(begin: float, stall: float, probe: float) -> None:
+    machine = GroupMachine(1, lockstep=False, stall_timeout=stall, probe_timeout=probe)
+    submit(machine, "a", 0, now=begin)
+    for _ in range(2):
+        now = machine.next_look([0.0])
+        assert now is not None
+        assert look(machine, now, [0.0])  # or a clock that jumps would stand still
+    assert machine.phase is GroupPhase.FAILED
+
+
+def test_a_rank_that_stalled_is_told_to_let_go_of_what_it_has_if_it_ever_goes_on() -> None:
+    machine = make(lockstep=False)
+    submit(machine, "a", 1, now=0.0)
+    look(machine, 10.0, [0.0, 0.0])
+    assert look(machine, 14.0, [0.0, 0.0])[0] == SendAbort(1, ("a",))
 
 
 def test_more_work_for_a_rank_that_is_silent_does_not_set_its_clock_back() -> None:
@@ -94,6 +163,7 @@ def test_what_an_aborted_request_leaves_behind_is_work_until_its_fence_is_answer
     machine.handle(Abort(("a",)), 1.0)
     assert machine.next_look([0.0, 0.0]) == STALL
     machine.handle(FenceAnswered(0), 2.0)
+    machine.handle(WaveDone(0, 0), 3.0)
     assert machine.next_look([0.0, 0.0]) is None
 
 
@@ -118,6 +188,7 @@ def test_a_suspicion_ends_with_the_work() -> None:
     submit(machine, "a", 0, now=0.0)
     look(machine, STALL, [0.0, 0.0])
     machine.handle(Progress(0, ("a",), ("a",)), 11.0)
+    machine.handle(WaveDone(0, 0), 11.0)
     assert look(machine, 14.0, [0.0, 0.0]) == ()
     submit(machine, "b", 0, now=20.0)
     assert look(machine, 30.0, [0.0, 0.0]) == (Suspected((0,)), SendProbe((0, 1)))

@@ -28,6 +28,7 @@ from lockstep_trio.testing.rank_model import Add, Call, Drop, StartWave
 from runtime.kit import (
     NOT_STEP_1,
     Outcome,
+    Stream,
     aborts_of,
     ask,
     cancelling,
@@ -884,3 +885,56 @@ async def test_an_id_that_is_made_is_never_that_of_a_request_in_flight(nursery: 
         await made.aclose()
         for stream in named:
             await stream.aclose()
+
+
+# -- last words ------------------------------------------------------------------------------------------------------
+
+
+def output_of(stream: Stream, token_ids: list[int], finish: int | None = None) -> list[object]:
+    return [stream._buffer.wire_id, token_ids, None, None, None, finish]
+
+
+async def test_the_last_words_of_a_rank_that_refuses_requests_keep_their_order() -> None:
+    async with rig(lockstep=False) as r:
+        refused, served = [await r.group.submit(ask(5, rank=0)) for _ in range(2)]
+        r.say(0, outputs=[output_of(refused, [], ABORT), output_of(served, [1])])
+        r.say(0, outputs=[output_of(served, [2])])
+        r.say(0, outputs=[output_of(served, [3], 1)])
+        r.sim.kill(0)
+        assert await read(served) == [1, 2, 3]
+        assert r.group.statistics().ranks[0].counts.strays == 0
+
+
+async def test_a_rank_may_refuse_any_number_of_requests_with_its_last_words() -> None:
+    async with rig(lockstep=False) as r:
+        streams = [await r.group.submit(ask(5, rank=0)) for _ in range(1000)]
+        for stream in streams:
+            r.say(0, outputs=[output_of(stream, [], ABORT)])
+        r.sim.kill(0)
+        for stream in streams:
+            assert (await stream.receive()).finish_reason is FinishReason.ABORT
+
+
+async def test_a_send_that_finds_nobody_tells_how_the_connection_was_lost_if_that_is_known() -> None:
+    async with rig(lockstep=False) as r:
+        r.sim.ports[0].disconnect("nothing came for an hour", silent=True)
+        with pytest.raises(RankFailed, match="nothing came for an hour") as caught:
+            async with await r.group.submit(ask(1, rank=0)) as stream:  # which may have overtaken the news
+                await stream.receive()
+        assert caught.value.fault.kind is FaultKind.UNRESPONSIVE
+
+
+async def test_a_last_output_behind_one_that_cannot_be_read_is_no_clean_end() -> None:
+    async with rig(lockstep=False) as r:
+        stream = await r.group.submit(ask(5, rank=0))
+        r.say(0, outputs=[[stream._buffer.wire_id, "not tokens"], output_of(stream, [1], 1)])
+        with pytest.raises(WireError):
+            await stream.receive()
+
+
+async def test_the_loss_of_an_independent_rank_is_told_with_that_rank_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with rig(5, lockstep=False) as r:
+        r.sim.kill(3)
+        await rest()
+        assert r.group.post_mortem is not None
+        assert [line[:7] for line in r.group.post_mortem.splitlines()] == ["5 indep", "rank 3 "]

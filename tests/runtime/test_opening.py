@@ -20,7 +20,7 @@ from lockstep_trio.runtime.waiting import Slot
 from lockstep_trio.testing.memory_link import MemoryGroupLink
 from lockstep_trio.testing.rank_model import Drop
 from lockstep_trio.testing.simulated import SimulatedGroup
-from runtime.kit import Outcome, Rig, aborts_of, ask, assert_parked, follow, read, rest, rig, tokens
+from runtime.kit import Outcome, Rig, aborts_of, ask, assert_parked, follow, read, rest, rig, seeded, tokens
 
 # -- coming up ---------------------------------------------------------------------------------------------------
 
@@ -192,6 +192,94 @@ async def test_a_rank_that_was_up_and_died_while_others_loaded_may_come_back_too
     assert sim.link.closed
 
 
+async def test_a_rank_that_is_restarted_late_has_as_much_time_to_load_as_the_first_one_had(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    sim = SimulatedGroup(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(come_up, sim, ready_timeout=30.0, restart_grace=20.0))
+        await say_words(sim, "0h 1h")
+        await trio.sleep(29)
+        await say_words(sim, "0r 1r 1g")
+        await trio.sleep(6)
+        sim.ports[1].disconnect()
+        await trio.sleep(1)
+        await say_words(sim, "1h")
+        await trio.sleep(29)
+        assert not sim.link.closed
+        await say_words(sim, "0g 1r 1g")
+    assert sim.link.closed
+
+
+async def test_a_rank_that_only_lost_its_handshake_connection_for_a_moment_was_not_lost(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    for words in ("0h 0r 0g 1h 1x 1r 1g", "0h 0r 0g 1h 1x 1g 1r"):
+        await come_up_while(SimulatedGroup(2), words, restart_grace=20.0)
+
+
+def blocked_thread(words: str, at_once: str, jump: float, **options: Any) -> list[HandshakeError]:
+    """What opening raises if, while the thread was blocked for so long, a rank said something."""
+    clock = trio.testing.MockClock()
+    errors: list[HandshakeError] = []
+
+    async def main() -> None:
+        sim = SimulatedGroup(2)
+
+        async def open_it() -> None:
+            try:
+                await come_up(sim, **options)
+            except HandshakeError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            await say_words(sim, words)
+            rank = sim.ranks[int(at_once)]
+            sim.link.say(rank.identity, rank.hello())
+            clock.jump(jump)
+            await rest()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+    return errors
+
+
+@pytest.mark.parametrize("turn", range(8))  # the order of tasks in one turn is Trio's to draw
+@pytest.mark.parametrize("ready_timeout", [30.0, None])
+def test_what_came_while_the_thread_was_blocked_came_in_time(turn: int, ready_timeout: float | None) -> None:
+    with seeded(turn):
+        assert blocked_thread("", "0", 10.0, hello_timeout=10.0, ready_timeout=ready_timeout) == []
+        assert blocked_thread("0h 1h 1x", "1", 20.0, restart_grace=20.0) == []
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_a_hello_in_the_turn_in_which_all_come_up_is_too_late_to_start_over(turn: int) -> None:
+    async def main() -> None:
+        sim = SimulatedGroup(2)
+        came_up = trio.Event()
+        restarted: list[bool] = []
+        restart = sim.link.ranks[0].restart
+        sim.link.ranks[0].restart = lambda: (restarted.append(came_up.is_set()), restart())[1]  # type: ignore[method-assign]
+
+        async def open_it() -> None:
+            async with open_group(sim.link, ranks=2, protocol=VllmProtocol()):
+                came_up.set()
+                await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            await say_words(sim, "0h 0r 0g 1h 1r")
+            sim.ports[1].register(sim.ranks[1].registration())
+            sim.link.say(sim.ranks[0].identity, sim.ranks[0].hello())
+            await rest()
+            assert not (came_up.is_set() and restarted), "it came up with what the old process had told"
+            nursery.cancel_scope.cancel()
+
+    with seeded(turn):
+        trio.run(main)
+
+
 async def test_a_rank_that_is_lost_while_the_group_comes_up_is_named() -> None:
     sim = SimulatedGroup(2)
     sim.link.say(sim.ranks[0].identity, sim.ranks[0].hello())
@@ -310,6 +398,7 @@ async def test_a_rank_that_is_restarted_in_the_moment_when_all_are_up_does_no_ha
         ("register_timeout", -0.5),
         ("restart_grace", -0.5),
         ("stall_timeout", float("nan")),
+        ("stall_timeout", 0),
         ("probe_timeout", -1.0),
         ("heartbeat_timeout", -1.0),
     ],

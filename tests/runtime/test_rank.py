@@ -48,6 +48,8 @@ def decode(frames: Sequence[Frame]) -> Batch:
             raise WireError("message", "junk")
         case b"scratched":
             return Batch(damage=("stats",))
+        case b"a with bad stats":
+            return Batch(outputs=[("id", False, "a")], damage=("stats",))
         case b"nameless":
             return Batch(nameless=1, damage=("outputs[0]",))
         case data:
@@ -437,3 +439,13 @@ async def test_several_ranks_replies_are_complete_or_failed_as_one() -> None:
     assert await complete.slot.wait() == {0: reply(3), 1: reply(1)}
     with pytest.raises(ZeroDivisionError):
         await failed.slot.wait()
+
+
+async def test_outputs_show_an_end_to_the_damage_whatever_else_of_their_message_cannot_be_read(
+    nursery: trio.Nursery,
+) -> None:
+    bench = Bench(waves=False)
+    nursery.start_soon(bench.driver.run, ())
+    for _ in range(3):
+        await say(bench, *[b"junk"] * DAMAGE_BUDGET, b"a with bad stats")
+    assert bench.driver.fault is None

@@ -11,7 +11,7 @@ import trio.testing
 
 from lockstep_trio.errors import FaultKind, GroupFailed, RankFailed
 from lockstep_trio.testing.rank_model import Call
-from runtime.kit import Outcome, Rig, ask, follow, read, rest, rig, tokens
+from runtime.kit import NOT_STEP_1, Outcome, Rig, Stream, ask, follow, read, rest, rig, tokens
 
 LIMITS: dict[str, Any] = {"stall_timeout": 10.0, "probe_timeout": 4.0}
 
@@ -181,3 +181,42 @@ async def test_without_a_limit_a_group_may_be_silent_for_ever(
         await trio.sleep(80_000)
         await r.settle()
         assert await read(stream) == tokens(1)
+
+
+@pytest.mark.parametrize("wait", ["drain", "wait_parked"])
+async def test_a_group_that_freezes_between_its_last_output_and_its_done_is_not_waited_for_in_vain(
+    wait: str, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with rig(sync=NOT_STEP_1, nursery=nursery, **LIMITS) as r:
+        stream = await r.group.submit(ask(1, rank=0))
+        assert await one_move_at_a_time(r, stream) == tokens(1)
+        assert r.group.statistics().state.stepping
+        with trio.fail_after(100), pytest.raises(GroupFailed, match="stalled"):
+            await getattr(r.group, wait)()
+
+
+async def one_move_at_a_time(r: Rig, stream: Stream) -> list[int]:
+    """Everything of a stream, and not a step of the ranks more."""
+    got: list[int] = []
+    while True:
+        await r.move()
+        if stream._buffer.unread:
+            output = await stream.receive()
+            got += output.token_ids
+            if output.finished:
+                return got
+
+
+async def test_a_rank_gets_its_probe_in_time_while_another_one_is_being_probed(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with rig(lockstep=False, nursery=nursery, stall_timeout=10.0, probe_timeout=100.0) as r:
+        streams = [await r.group.submit(ask(1, rank=0))]
+        await trio.sleep(11)
+        streams.append(await r.group.submit(ask(1, rank=1)))
+        begun = trio.current_time()
+        while Call not in map(type, r.sent(1)):
+            await trio.sleep(0.5)
+        assert trio.current_time() - begun <= 20
+        await r.settle()
+        assert [await read(stream) for stream in streams] == [tokens(1)] * 2
