@@ -112,7 +112,9 @@ def _parse_tcp(address: str, rest: str, allow_remote: bool) -> TcpEndpoint:
         raise ValueError(f"{address!r} is not of the form tcp://host:port")
     if host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
         raise ValueError(f"{address!r}: an IPv6 address goes into brackets")
-    host = host.strip("[]")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or "[" in host or "]" in host:
+        raise ValueError(f"{address!r} names no host")
     endpoint = TcpEndpoint("127.0.0.1" if host == "localhost" else host, _parse_port(address, port_text))
     if not endpoint.loopback and not allow_remote:
         raise ValueError(f"{address!r} can be reached from other machines; allow_remote=True permits that")

@@ -9,7 +9,7 @@ import zmq
 
 from lockstep_trio.link.socket import milliseconds
 
-__all__ = ["LinkOptions", "open_pull", "open_router", "set_heartbeat"]
+__all__ = ["HEARTBEAT", "HEARTBEAT_TIMEOUT", "LinkOptions", "open_pull", "open_router", "set_heartbeat"]
 
 OUTPUT_RECEIVE_HWM = 0
 """Messages libzmq keeps for us of each rank's outputs: no limit, as vLLM's own client has it.
@@ -22,6 +22,13 @@ limit bound anything but our own memory: the engine puts what it cannot send int
 INPUT_RECEIVE_HWM = 1000
 """The same for what comes in on an input or handshake socket. A rank says one thing there, the rest is junk."""
 
+HEARTBEAT = 5.0
+"""Seconds between pings."""
+
+HEARTBEAT_TIMEOUT = 150.0
+"""Seconds. Above the 60 s after which a silent rank is probed and the 60 s that it has to answer, so that of a process
+that is stopped we hear from the client, who knows what the rank was doing, and not from a connection that ends."""
+
 MAX_INPUT_SIZE = 16 * 1024 * 1024
 """Bytes. All that legitimately comes in on an input or handshake socket are small notes of the rank; libzmq cuts off
 whoever sends more. Outputs have no such limit."""
@@ -32,15 +39,21 @@ whoever sends more. Outputs have no such limit."""
 class LinkOptions:
     """What can be set about the sockets of a rank."""
 
-    send_hwm: int = 1000
-    """Messages that may wait in libzmq for the rank before `ZmqRankLink.send_nowait` returns False."""
+    send_hwm: int = 128
+    """Messages that may wait in libzmq for the rank before `ZmqRankLink.send_nowait` returns False. Only beyond that do
+    they count against the client's own bounds in bytes and in time, so it should not be many: prompts can be long."""
     linger: float = 1.0
     """Seconds for which frames already sent survive closing while the rank does not take them."""
-    heartbeat: float | None = 5.0
+    heartbeat: float | None = HEARTBEAT
     """Seconds between ZMTP pings over tcp (libzmq's own thread answers them, however busy the engine is). None: none.
     They keep a quiet connection alive and find a dead machine. Over ipc the kernel reports everything there is."""
-    heartbeat_timeout: float = 20.0
-    """Seconds of silence after a ping until the connection counts as lost."""
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT
+    """Seconds of silence after a ping until the connection is given up."""
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which libzmq gives up a silent tcp connection; None if it does not."""
+        return None if self.heartbeat is None else self.heartbeat_timeout
 
     def __attrs_post_init__(self) -> None:
         if self.send_hwm < 1:

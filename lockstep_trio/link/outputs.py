@@ -77,11 +77,15 @@ class Outputs:
         return frames
 
     def _next_own(self, own: int) -> list[bytes] | None:
+        """Once the rank is lost and its descriptor another's, its last words and the other's cannot be told any more.
+
+        Then both are dropped: two lives of a rank must never be mixed, and last words are there at once.
+        """
         for _ in range(_BURST):
             frames = self._receive()
             if frames is None:
                 return None
-            if descriptor_of(frames[0]) == own:
+            if descriptor_of(frames[0]) == own and not self._connections.handed_on:
                 return [frame.bytes for frame in frames]
             self.dropped += 1
         return None
@@ -116,8 +120,19 @@ class Outputs:
             self.dropped += 1
             return
         number = self._connections.number_of(frames[0])
+        if self._connections.outdated(number):
+            self.dropped += 1
+            return
         self._early.append(_Early(number, descriptor, origin_of(frames[0]), [frame.bytes for frame in frames]))
         self._unjudged = True
+
+    def forget(self) -> None:
+        """Another process is expected in the rank's place: drop what was not fetched, of whomever it is."""
+        self.dropped += len(self._early) + len(self._ready)
+        self._early.clear()
+        self._ready.clear()
+        self._unjudged = False
+        self.expected_from = None
 
     def _judge(self, early: _Early, expected: str, rank_lost: bool) -> bool | None:
         """Whether an early message is the rank's, which identifies its connection; None if that must be seen.

@@ -14,11 +14,11 @@ SOCKETS_PER_RANK = 6
 """Input, output, and for each of the two monitors our end and libzmq's end of a pair."""
 
 _SPARE_SOCKETS = 8
-"""The handshake socket, and sockets that tests add."""
+"""The handshake socket with its monitor's two, and sockets that tests add."""
 
-DESCRIPTORS_PER_RANK = 16
-"""12 on Linux: an eventfd per socket, two listeners, two connections, an epoll and its bell. The rest is for strangers,
-and for platforms where libzmq needs a pair of descriptors per socket."""
+DESCRIPTORS_PER_RANK = 18
+"""14 on Linux: an eventfd per socket, two listeners, two connections, a witness of each (over tcp), an epoll and its
+bell. The rest is for strangers, and for platforms where libzmq needs a pair of descriptors per socket."""
 
 _SPARE_DESCRIPTORS = 64
 

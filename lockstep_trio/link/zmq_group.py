@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, final
 
-from lockstep_trio.link.endpoints import Endpoint, IpcEndpoint, PrivateDirectory, TcpEndpoint, bind, parse
-from lockstep_trio.link.interface import Frame, Unreachable
-from lockstep_trio.link.options import LinkOptions, open_router, set_heartbeat
+from lockstep_trio.link.endpoints import Endpoint, IpcEndpoint, PrivateDirectory, TcpEndpoint, parse
+from lockstep_trio.link.handshake import HandshakeSocket
+from lockstep_trio.link.interface import Frame
+from lockstep_trio.link.options import HEARTBEAT, HEARTBEAT_TIMEOUT, LinkOptions
 from lockstep_trio.link.resources import new_context, reserve_descriptors
-from lockstep_trio.link.socket import ZmqSocket
 from lockstep_trio.link.zmq_link import ZmqRankLink
 
 __all__ = ["Transport", "ZmqGroupLink", "open_zmq_link"]
@@ -19,8 +19,6 @@ Transport = Literal["ipc", "tcp"]
 
 _TERM_PATIENCE = 0.5
 """Seconds beyond the linger time that libzmq is given to wind up before it is left to a thread of its own."""
-
-_HANDSHAKE_HWM = 1000
 
 
 @final
@@ -37,13 +35,14 @@ class ZmqGroupLink:
         self._options = options
         self._ranks: list[ZmqRankLink] = []
         self._undo: list[Callable[[], object]] = []
-        self._close_handshake: list[Callable[[], object]] = []
         reserve_descriptors(len(identities))
         self._context = new_context(len(identities))
         self._undo.append(self._terminate)
         try:
             self._directory = self._make_directory() if handshake is None or host is None else None
-            self._open_handshake(handshake or self._private("handshake"), host)
+            self._handshake = HandshakeSocket(self._context, handshake or self._private("handshake"), options)
+            self._undo.append(self._handshake.close)
+            self._handshake_endpoint = _reachable(self._handshake.endpoint, host)
             for rank, identity in enumerate(identities):
                 self._open_rank(rank, identity, host)
         except BaseException:
@@ -58,20 +57,6 @@ class ZmqGroupLink:
     def _private(self, name: str) -> IpcEndpoint:
         assert self._directory is not None
         return self._directory.endpoint(name)
-
-    def _open_handshake(self, endpoint: Endpoint, host: str | None) -> None:
-        router = open_router(self._context, _HANDSHAKE_HWM, self._options.linger)
-        self._close_handshake.append(lambda: router.close(0))
-        if isinstance(endpoint, TcpEndpoint):
-            set_heartbeat(router, self._options)
-        bound = bind(router, endpoint)
-        if isinstance(bound, IpcEndpoint):
-            self._close_handshake.append(bound.path.unlink)
-        elif bound.wildcard and host is not None:
-            bound = TcpEndpoint(host, bound.port)
-        self._handshake_endpoint = str(bound)
-        self._handshake = ZmqSocket(router, linger=self._options.linger)
-        self._close_handshake.append(self._handshake.close)
 
     def _open_rank(self, rank: int, identity: bytes, host: str | None) -> None:
         endpoints: tuple[Endpoint, Endpoint]
@@ -92,7 +77,7 @@ class ZmqGroupLink:
         return self._handshake_endpoint
 
     async def receive_handshake(self) -> tuple[bytes, list[bytes] | None]:
-        """The next (identity, frames) on the handshake socket, from anybody.
+        """The next (identity, frames) on the handshake socket, from anybody; frames None: its connection has ended.
 
         Raises:
             trio.BusyResourceError: Another task is in this method.
@@ -100,8 +85,7 @@ class ZmqGroupLink:
 
         Cancellation: loses nothing.
         """
-        identity, *frames = await self._handshake.receive()
-        return identity, frames
+        return await self._handshake.receive()
 
     def send_handshake(self, identity: bytes, frames: Sequence[Frame]) -> None:
         """Answer an identity. A peer that is gone again, or does not read, is ignored.
@@ -109,21 +93,18 @@ class ZmqGroupLink:
         Raises:
             trio.ClosedResourceError: The handshake socket is closed.
         """
-        try:
-            self._handshake.send_nowait((identity, *frames))
-        except Unreachable:
-            return
+        self._handshake.send_nowait(identity, frames)
 
     def close_handshake(self) -> None:
         """Release the handshake endpoint. Answers on their way get the linger time. Idempotent."""
-        _run_backwards(self._close_handshake)
+        self._handshake.close()
 
     def close(self) -> None:
         """Close everything, files and directories too. Idempotent, takes at most the linger time and half a second."""
         for link in self._ranks:
             link.close()
-        self.close_handshake()
-        _run_backwards(self._undo)
+        while self._undo:
+            self._undo.pop()()
 
     def _terminate(self) -> None:
         """Wait for libzmq to have sent what it still has, or given it up.
@@ -136,12 +117,11 @@ class ZmqGroupLink:
         thread.join(self._options.linger + _TERM_PATIENCE)
 
 
-def _run_backwards(steps: list[Callable[[], object]]) -> None:
-    while steps:
-        try:
-            steps.pop()()
-        except OSError:
-            continue  # a file that somebody removed before us
+def _reachable(bound: Endpoint, host: str | None) -> str:
+    """What to tell people who want to connect: every interface is no address."""
+    if isinstance(bound, TcpEndpoint) and bound.wildcard and host is not None:
+        return str(TcpEndpoint(host, bound.port))
+    return str(bound)
 
 
 def open_zmq_link(
@@ -151,10 +131,10 @@ def open_zmq_link(
     transport: Transport = "ipc",
     host: str | None = None,
     allow_remote: bool = False,
-    send_hwm: int = 1000,
+    send_hwm: int = 128,
     linger: float = 1.0,
-    heartbeat: float | None = 5.0,
-    heartbeat_timeout: float = 20.0,
+    heartbeat: float | None = HEARTBEAT,
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
 ) -> ZmqGroupLink:
     """Bind a handshake address and a pair of endpoints per rank.
 
@@ -170,7 +150,8 @@ def open_zmq_link(
         send_hwm: Messages that may wait for a rank before its link is full.
         linger: Seconds; bounds how long closing may take.
         heartbeat: Seconds between pings, on tcp only. None: none.
-        heartbeat_timeout: Seconds of silence until a tcp connection counts as lost.
+        heartbeat_timeout: Seconds of silence until a tcp connection is given up. Ought to be longer than the caller's
+            own patience with a silent rank, which knows more.
 
     Raises:
         ValueError: An address is malformed or not allowed, or another argument makes no sense. Nothing was bound.

@@ -55,7 +55,7 @@ class ZmqRankLink:
         self._identity = identity
         self._dropped = 0
         self._registration: tuple[bytes, ...] | None = None
-        self._lost: str | None = None
+        self._lost: Loss | None = None
         self._lost_at = 0.0
         self._gone: Loss | None = None
         self._feigns_room = False
@@ -78,9 +78,9 @@ class ZmqRankLink:
         self._output = open_pull(context)
         undo(lambda: self._output.close(0))
         # Monitors come before binding, or a connection could slip in unseen.
-        self._input_side = Connections(context, self._input, f"rank-{self.rank}-input")
+        self._input_side = Connections(context, self._input, f"rank-{self.rank}-input", options.patience)
         undo(self._input_side.close)
-        self._output_side = Connections(context, self._output, f"rank-{self.rank}-output")
+        self._output_side = Connections(context, self._output, f"rank-{self.rank}-output", options.patience)
         undo(self._output_side.close)
         self._input_endpoint = self._bind(self._input, endpoints[0], options)
         self._output_endpoint = self._bind(self._output, endpoints[1], options)
@@ -129,7 +129,7 @@ class ZmqRankLink:
         self._check_open()
         if self._lost is not None:
             # libzmq may not have taken notice on the ROUTER yet, or a stranger may have taken the name since.
-            raise Unreachable(self._lost)
+            raise Unreachable(self._lost.how)
         try:
             sent = send_frames(self._input, (self._identity, *frames))
             if not sent and self._watch.ask(_INPUT) & WRITABLE:
@@ -162,7 +162,7 @@ class ZmqRankLink:
                 # now. Only when that is used up does the loss become visible.
                 message = self._next_output()
                 if message is None:
-                    self._gone = Loss(self._lost)
+                    self._gone = self._lost
         return message
 
     def _was_heard_out(self) -> bool:
@@ -185,8 +185,12 @@ class ZmqRankLink:
         if self._input_side.own is not None or frames[0].bytes != self._identity or descriptor == NO_DESCRIPTOR:
             self._dropped += 1
             return
+        number = self._input_side.number_of(frames[-1])
+        if self._input_side.outdated(number):
+            self._dropped += 1
+            return
         self._registration = tuple(frame.bytes for frame in frames[1:])
-        self._input_side.claim(self._input_side.number_of(frames[-1]), descriptor)
+        self._input_side.claim(number, descriptor)
         self._outputs.expected_from = origin_of(frames[-1])
         self._watch.wake()  # it may have been read by the way, while the owner looked for outputs
         self._note_loss()
@@ -212,18 +216,41 @@ class ZmqRankLink:
         self._note_loss()
 
     def _note_loss(self) -> None:
-        if self._lost is None:
-            if self._input_side.lost:
-                self._lost = "its input connection ended"
-            elif self._output_side.lost:
-                self._lost = "its output connection ended"
-            if self._lost is not None:
+        if self._lost is not None:
+            return
+        for name, side in (("input", self._input_side), ("output", self._output_side)):
+            if side.ending is not None:
+                self._lost = Loss(f"its {name} connection {side.ending.how}", side.ending.silent)
                 self._lost_at = trio.current_time()
                 self._watch.wake()
+                return
 
     def restart(self) -> None:
-        """Expect another process in the rank's place; see `lockstep_trio.link.interface.RankLink.restart`."""
-        raise NotImplementedError
+        """Expect another process in the rank's place; see `lockstep_trio.link.interface.RankLink.restart`.
+
+        To be called before that process is told the endpoints: whoever has connected by now is not it.
+
+        libzmq refuses a second connection with a name that is in use, without a word and for good: what comes in on it
+        is never seen, also after the first one has ended (measured, 4.3.5, with ``ROUTER_HANDOVER`` 0). So if the old
+        process's input connection still stands, because the process is stopped or its machine unreachable, it is ended
+        here, and the name is free a moment later. An old process that is alive will connect again (libzmq does, after
+        0.1 s), and then the new one cannot register. Letting newcomers take over the name would not help: the two would
+        take it from each other in turns. The old output connection is left alone, so that its messages can be told.
+        """
+        self._check_open()
+        self._read_input()
+        self._outputs.take_in()
+        self._input_side.cut()
+        self._input_side.forget()
+        self._output_side.forget()
+        self._outputs.forget()
+        self._registration = self._lost = self._gone = None
+        self._feigns_room = False
+        # The owner may be waiting while another task calls this, and must look at all that was touched here.
+        self._watch.touched(_INPUT)
+        for position in (_OUTPUT, _INPUT_MONITOR, _OUTPUT_MONITOR):
+            self._watch.stirred(position)
+        self._watch.wake()
 
     async def wait(self, *, writable: bool) -> None:
         """Return when something may have changed: a message, a registration, a loss, `wake`, or (if asked) room.

@@ -63,6 +63,37 @@ def test_a_loss_stays_a_loss_whoever_gets_the_descriptor(connections: Connection
     assert connections.lost
 
 
+def test_a_descriptor_that_was_handed_on_is_known(connections: Connections) -> None:
+    tell(connections, (ACCEPTED, 20))
+    connections.claim(1, 20)
+    assert not connections.handed_on
+    tell(connections, (DISCONNECTED, 20), (ACCEPTED, 21))
+    assert not connections.handed_on
+    tell(connections, (ACCEPTED, 20))
+    assert connections.handed_on
+    connections.forget()
+    assert not connections.handed_on
+
+
+def test_a_descriptor_that_was_handed_on_before_it_was_the_ranks_is_known_too(connections: Connections) -> None:
+    tell(connections, (ACCEPTED, 20), (DISCONNECTED, 20), (ACCEPTED, 20))
+    connections.claim(1, 20)
+    assert connections.handed_on
+
+
+def test_what_was_accepted_before_another_process_was_expected_is_outdated(connections: Connections) -> None:
+    tell(connections, (ACCEPTED, 20), (ACCEPTED, 21))
+    connections.claim(1, 20)
+    assert not connections.outdated(1)
+    connections.forget()
+    tell(connections, (ACCEPTED, 22), (DISCONNECTED, 20))
+    assert [connections.outdated(number) for number in (0, 1, 2, 3)] == [True, True, True, False]
+    assert not connections.lost
+    assert not connections.ended
+    tell(connections, (DISCONNECTED, 22))
+    assert connections.ended, "number 2 stands, but cannot be the rank's"
+
+
 def test_without_any_connection_nothing_more_can_come(connections: Connections) -> None:
     assert connections.ended
     tell(connections, (ACCEPTED, 20))

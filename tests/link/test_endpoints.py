@@ -298,3 +298,9 @@ def test_a_private_directory_has_short_names_even_if_the_usual_place_is_deep(
     private = PrivateDirectory()
     assert len(str(private.endpoint("output-65535").path)) <= 60
     private.remove()
+
+
+@pytest.mark.parametrize("address", ["tcp://[]:5", "tcp://[[::1]]:5", "tcp://[]]:5"])
+def test_brackets_without_a_host_in_them_are_refused_even_with_permission(address: str) -> None:
+    with pytest.raises(ValueError, match="names no host"):
+        parse(address, allow_remote=True)

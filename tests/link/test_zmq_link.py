@@ -29,7 +29,7 @@ from link.zmq_peer import (
 )
 from lockstep_trio.link.interface import Loss, Unreachable
 from lockstep_trio.link.options import LinkOptions
-from lockstep_trio.link.socket import BACKOFF, ZmqSocket
+from lockstep_trio.link.socket import BACKOFF
 from lockstep_trio.link.zmq_group import Transport, open_zmq_link
 from lockstep_trio.link.zmq_link import ZmqRankLink
 
@@ -456,13 +456,14 @@ async def test_a_full_rank_with_a_stranger_beside_it_does_not_make_the_owner_spi
 async def test_a_full_rank_alone_is_waited_for_without_any_turn(link: ZmqRankLink) -> None:
     with trio.fail_after(GUARD), peer_of(link) as peer:
         await established(link, peer)
-        await fill(lambda: link.send_nowait([b"x" * 1_000_000]))
-        turns = 0
+        payload = b"x" * 1_000_000
+        await fill(lambda: link.send_nowait([payload]))
+        turns_in_vain = 0
         with trio.move_on_after(0.2):
             while True:
                 await link.wait(writable=True)
-                turns += 1
-        assert turns <= 2
+                turns_in_vain += not link.send_nowait([payload])  # over tcp the kernel may still find some room
+        assert turns_in_vain <= 2
 
 
 async def test_messages_from_many_tasks_and_cancels_stay_whole(link: ZmqRankLink) -> None:
@@ -504,7 +505,7 @@ async def test_messages_from_many_tasks_and_cancels_stay_whole(link: ZmqRankLink
         {"linger": float("inf")},
         {"linger": float("nan")},
         {"heartbeat": 0},
-        {"heartbeat": 30.0},
+        {"heartbeat": 200.0},
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, float]) -> None:
@@ -525,7 +526,6 @@ def test_no_heartbeat_on_ipc_and_none_if_not_wanted() -> None:
 def test_the_sockets_say_what_the_design_wants() -> None:
     with contextlib.closing(open_zmq_link(None, identities=[b"a"], linger=0.5)) as group:
         link = group.ranks[0]
-        assert isinstance(group._handshake, ZmqSocket)
         assert link._input.get(zmq.SNDHWM) == 1000
         assert link._input.get(zmq.LINGER) == 500
         assert link._output.get(zmq.RCVHWM) == 0
