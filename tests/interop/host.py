@@ -29,15 +29,21 @@ CLOSE_LIMIT = 60.0
 
 
 class GroupHost:
-    """A context manager, entered once the group is up."""
+    """A context manager, entered once the group is up.
+
+    Args:
+        engine: Whose ranks it waits for.
+        options: More arguments for ``open_group``.
+    """
 
     group: OpenGroup
     """Its methods may be called in ``run`` only; ``infos`` and ``lockstep`` anywhere."""
     outside: trio.Nursery
     """Tasks started here go on while the group closes, and ``close`` waits for them."""
 
-    def __init__(self, engine: VllmGroup) -> None:
+    def __init__(self, engine: VllmGroup, **options: Any) -> None:
         self.engine = engine
+        self.options = options
         self.startup_seconds = 0.0
         self.close_seconds = 0.0
         self._up = threading.Event()
@@ -94,6 +100,7 @@ class GroupHost:
                 hello_timeout=STARTUP_LIMIT,
                 ready_timeout=STARTUP_LIMIT,
                 close_grace=CLOSE_GRACE,
+                **self.options,
             ) as self.group:
                 self.startup_seconds = trio.current_time() - begun
                 self._up.set()

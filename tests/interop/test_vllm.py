@@ -6,25 +6,45 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
+import attrs
+import hypothesis
 import pytest
 import trio
+from hypothesis import strategies as st
 
 from interop.bursts import Bursts
-from interop.group import MAX_MODEL_LEN, MAX_NUM_SEQS
+from interop.group import MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL
 from interop.host import CLOSE_GRACE, GroupHost, OpenGroup, answers, parked, tokens_of
-from lockstep_trio import EngineCoreRequest, FinishReason, GroupClosed, RequestOutput, RequestStream, SamplingParams
+from interop.trial import Plan, Trial
+from lockstep_trio import (
+    EngineCoreRequest,
+    FinishReason,
+    GroupClosed,
+    RequestOutput,
+    RequestRejected,
+    RequestStream,
+    SamplingParams,
+    UtilityFailed,
+)
 from lockstep_trio.core import Load
 from lockstep_trio.engines.protocol import LoadReport
+from poison import catalogue
+from poison.valid import requests as valid_requests
 
 pytestmark = pytest.mark.vllm
 
+T = TypeVar("T")
 Figure = Callable[[str, float, str], None]
 
 BURST_SECONDS = float(os.environ.get("LOCKSTEP_BURST_SECONDS", "120"))
 BURST_SEED = 20_032
+VALID_REQUESTS = int(os.environ.get("LOCKSTEP_VALID_REQUESTS", "300"))
+VALID_SEED = os.environ.get("LOCKSTEP_VALID_SEED", "20033")
+"""A number, or ``random`` to draw others than last time."""
 PROMPT = [1, 2, 3, 4]
 AWAKE = {0: False, 1: False}
 LONGEST = MAX_MODEL_LEN - len(PROMPT)
@@ -134,6 +154,92 @@ def test_random_bursts_with_a_third_left_early_strand_nothing(host: GroupHost, f
     assert tally.left > 0.25 * tally.adds
     assert tally.starts == tally.waves
     assert awake == AWAKE
+
+
+def batches(rows: Sequence[T], size: int = 10) -> Iterator[Sequence[T]]:
+    return (rows[at : at + size] for at in range(0, len(rows), size))
+
+
+async def good_requests_work(group: OpenGroup) -> None:
+    for rank in (0, 1):
+        assert len(await tokens_of(group, request(2, rank))) == 2
+
+
+def test_the_catalogue_is_written_for_this_group() -> None:
+    assert (MAX_MODEL_LEN, MODEL["vocab_size"]) == (catalogue.MAX_MODEL_LEN, catalogue.VOCABULARY)
+
+
+def test_every_poison_is_refused_and_the_engine_is_none_the_worse(host: GroupHost, figure: Figure) -> None:
+    async def use(group: OpenGroup) -> None:
+        before = await parked(group)
+        for poisons in batches(catalogue.POISONS):
+            for poison in poisons:
+                with pytest.raises(RequestRejected) as refused:
+                    await group.submit(poison.request)
+                assert refused.value.field == poison.field, poison.name
+            await good_requests_work(group)
+        after = await parked(group)
+        sent = [new.counts.adds - old.counts.adds for new, old in zip(after.ranks, before.ranks, strict=True)]
+        assert sent == [len(list(batches(catalogue.POISONS)))] * 2, "more than the good requests was sent"
+        assert await answers(group) == AWAKE
+
+    host.run(use, limit=180.0)
+    figure("vllm: poisons refused", len(catalogue.POISONS), "")
+
+
+@pytest.mark.parametrize("row", catalogue.LOOK_WRONG, ids=lambda row: row.name)
+def test_what_only_looks_wrong_does_no_harm(host: GroupHost, row: catalogue.Harmless) -> None:
+    async def use(group: OpenGroup) -> None:
+        for rank in (0, 1):
+            assert len(await tokens_of(group, attrs.evolve(row.request, data_parallel_rank=rank))) == row.tokens
+        await good_requests_work(group)
+
+    host.run(use)
+
+
+def test_a_call_of_a_method_that_does_not_exist_does_no_harm(host: GroupHost) -> None:
+    async def use(group: OpenGroup) -> None:
+        with pytest.raises(UtilityFailed, match="rank 0"):
+            await group.call_utility("no_such_method")
+        await good_requests_work(group)
+
+    host.run(use)
+
+
+def test_what_passes_admission_never_hurts_the_engine(host: GroupHost, figure: Figure) -> None:
+    seed = random.SystemRandom().randrange(2**32) if VALID_SEED == "random" else int(VALID_SEED)
+    print(f"\nLOCKSTEP_VALID_SEED={seed} LOCKSTEP_VALID_REQUESTS={VALID_REQUESTS}")
+
+    # Not shrunk: one that kills the engine cannot be tried again. And none fails here: all are judged at the end.
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=VALID_REQUESTS, phases=[hypothesis.Phase.generate], database=None)
+    @hypothesis.given(valid_requests(), st.none() | st.none() | st.integers(0, 3))
+    def launch(drawn: EngineCoreRequest, leave_after: int | None) -> None:
+        host.run(lambda _: trial.launch(Plan(drawn, leave_after)), limit=120.0)
+
+    trial = Trial(host.group, host.outside)
+    begun = time.monotonic()
+    launch()
+    host.run(lambda _: trial.finish(), limit=120.0)
+    for name, value, unit in (
+        ("launched", trial.launched, ""),
+        ("finished", trial.finished, ""),
+        ("left early", trial.left, ""),
+        ("tokens", trial.tokens, ""),
+        ("at most in flight", trial.most_in_flight, ""),
+        ("took", time.monotonic() - begun, "s"),
+    ):
+        figure(f"vllm valid requests: {name}", value, unit)
+    assert not trial.wrong, "\n".join(trial.wrong)
+    assert trial.launched == trial.finished + trial.left >= VALID_REQUESTS
+    assert trial.most_in_flight > MAX_NUM_SEQS
+
+    async def use(group: OpenGroup) -> None:
+        await parked(group)
+        assert await answers(group) == AWAKE
+        await good_requests_work(group)
+
+    host.run(use)
 
 
 def test_leaving_a_stream_frees_its_slot_on_the_engine(host: GroupHost, figure: Figure) -> None:

@@ -16,6 +16,9 @@ from interop.judge import Judge, Refused
 from lockstep_trio import EngineCoreRequest, FinishReason, RequestOutput, RequestRejected, SamplingParams, VllmProtocol
 from lockstep_trio.engines.protocol import Batch, LoadReport, RankEndpoints, RankInfo, UtilityReply
 from lockstep_trio.engines.vllm import VllmSession
+from poison import naive
+from poison.catalogue import PARTS, POISONS, Harm
+from poison.valid import requests as valid_requests
 
 pytestmark = pytest.mark.vllm
 
@@ -178,6 +181,33 @@ def test_whatever_is_not_refused_here_is_not_refused_by_the_engine(judge: Judge,
     read(judge, "add", ADD, frames)
 
 
+@given(valid_requests())
+@settings(max_examples=300)
+def test_what_is_valid_reaches_the_engines_own_classes(judge: Judge, request_: EngineCoreRequest) -> None:
+    value = read(judge, "add", ADD, SESSION.encode_add(request_, "a#1"))
+    told = {"prompt_token_ids": list(request_.prompt_token_ids), "priority": request_.priority}
+    assert difference(value, {**told, "cache_salt": request_.cache_salt, "arrival_time": request_.arrival_time}) == {}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_decoder_refuses_those_poisons_that_are_said_to_make_an_engine_deaf(judge: Judge, part: str) -> None:
+    for poison in POISONS:
+        if poison.part != part:
+            continue
+        if poison.harm is Harm.UNSENDABLE:
+            if isinstance(poison.request, EngineCoreRequest) and part != "data_parallel_rank":
+                with pytest.raises((TypeError, ValueError, OverflowError)):
+                    naive.add(poison.request)
+            continue
+        try:
+            judge.decode("add", [naive.add(poison.request)])
+        except Refused:
+            deaf = True
+        else:
+            deaf = False
+        assert deaf is (poison.harm is Harm.DEAF), poison.name
+
+
 def test_the_judge_refuses_what_would_kill_an_engine(judge: Judge) -> None:
     with pytest.raises(Refused, match="temperature"):
         judge.decode("add", [msgpack.packb(["a", [1], None, {"temperature": -1.0}, None, 0.0, None, None, None])])
@@ -190,7 +220,7 @@ def test_the_engines_init_and_our_registration_are_of_one_mind(judge: Judge) -> 
         identity = rank.to_bytes(2, "little")
         init = handshake.receive(identity, [msgpack.packb({"status": "HELLO", "local": True, "headless": True})])
         assert init is not None
-        assert judge.decode("init", init) == {
+        assert judge.decode("init", init.frames) == {
             "addresses": {
                 "inputs": [f"ipc:///in{rank}"],
                 "outputs": [f"ipc:///out{rank}"],

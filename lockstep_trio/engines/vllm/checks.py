@@ -16,6 +16,9 @@ from lockstep_trio.errors import RequestRejected
 INT32: Final = 2**31 - 1
 """The model runner keeps token ids, top_k and lengths in int32."""
 
+NO_NUMBER: Final = (TypeError, ValueError, OverflowError, RuntimeError)
+"""What a value raises that offers to be a number and is none; the last is a tensor of several items."""
+
 
 @final
 @attrs.frozen
@@ -51,7 +54,7 @@ def whole(field: str, value: object, low: int, high: int, words: str) -> int:
     else:
         try:
             number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
+        except NO_NUMBER:
             raise reject(field, value, words) from None
     if not low <= number <= high:
         raise reject(field, value, words)
@@ -74,7 +77,7 @@ def _as_float(field: str, value: object, words: str) -> float:
         raise reject(field, value, words)
     try:
         return float(cast(float, value))
-    except (TypeError, ValueError, OverflowError):
+    except NO_NUMBER:
         raise reject(field, value, words) from None
 
 

@@ -50,7 +50,7 @@ def decode(frames: Sequence[Frame]) -> Batch:
     if len(frames) == 1 and frames[0] == DEAD:
         return Batch(dead=True)
     array = unpack(PART, frames[0])
-    if not isinstance(array, tuple):
+    if type(array) is not tuple:  # an extension type is a tuple too, of another kind
         raise WireError(PART, f"{type(array).__name__} where an array was expected")
     size = len(array)
     batch = Batch()

@@ -13,12 +13,10 @@ from lockstep_trio.engines.vllm.checks import Limits
 from lockstep_trio.engines.vllm.encode import encode_add
 from lockstep_trio.engines.vllm.request import EngineCoreRequest, SamplingParams
 from lockstep_trio.errors import LockstepError, RequestRejected
+from poison.catalogue import MAX_LOGPROBS, MAX_MODEL_LEN, POISONS, RANKS, VOCABULARY, Poison
+from poison.valid import requests as valid_requests
 
-LIMITS = Limits(vocab_size=256, max_logprobs=20, max_model_len=512, priority_position=13)
-
-
-def sampled(**fields: Any) -> EngineCoreRequest:
-    return EngineCoreRequest([1, 2, 3], SamplingParams(**fields))
+LIMITS = Limits(VOCABULARY, MAX_LOGPROBS, MAX_MODEL_LEN, priority_position=13)
 
 
 def test_a_good_request_is_admitted_with_its_prompt_uncopied() -> None:
@@ -29,41 +27,18 @@ def test_a_good_request_is_admitted_with_its_prompt_uncopied() -> None:
     assert type(admitted.arrival_time) is float
 
 
-# What was seen to kill a real engine, vLLM 0.32.0, when sent as an otherwise normal ADD; most of it without a message.
-POISONS = {
-    "prompt longer than max_model_len": (EngineCoreRequest([1] * 600), "len(prompt_token_ids)"),
-    "prompt of exactly max_model_len": (EngineCoreRequest([1] * 512), "len(prompt_token_ids)"),
-    "empty prompt": (EngineCoreRequest([]), "prompt_token_ids"),
-    "token id outside the vocabulary": (EngineCoreRequest([1, 256]), "prompt_token_ids[1]"),
-    "negative token id": (EngineCoreRequest([1, -1]), "prompt_token_ids[1]"),
-    "logprobs above the engine's limit": (sampled(logprobs=1000), "sampling.logprobs"),
-    "allowed token outside the vocabulary": (sampled(allowed_token_ids=[256]), "sampling.allowed_token_ids[0]"),
-    "bias for a token outside the vocabulary": (sampled(logit_bias={256: 1.0}), "sampling.logit_bias"),
-    "temperature that is a string": (sampled(temperature="1"), "sampling.temperature"),
-    "negative temperature": (sampled(temperature=-1.0), "sampling.temperature"),
-    "temperature that is no number": (sampled(temperature=float("nan")), "sampling.temperature"),
-    "top_p of 5": (sampled(top_p=5), "sampling.top_p"),
-    "max_tokens of 0": (sampled(max_tokens=0), "sampling.max_tokens"),
-    "no max_tokens": (sampled(max_tokens=None), "sampling.max_tokens"),
-    "no sampling": (EngineCoreRequest([1], None), "sampling"),  # type: ignore[arg-type]
-    "no prompt": (EngineCoreRequest(None), "prompt_token_ids"),  # type: ignore[arg-type]
-    "prompt that is text": (EngineCoreRequest("hello"), "prompt_token_ids"),  # type: ignore[arg-type]
-    "prompt that is bytes": (EngineCoreRequest(b"hello"), "prompt_token_ids"),
-    "sampling that is a map": (EngineCoreRequest([1], {"n": 1}), "sampling"),  # type: ignore[arg-type]
-    "arrival that is no number": (EngineCoreRequest([1], arrival_time=float("nan")), "arrival_time"),
-    "salt that is no text": (EngineCoreRequest([1], cache_salt=5), "cache_salt"),  # type: ignore[arg-type]
-    "salt that has no UTF-8": (EngineCoreRequest([1], cache_salt="\ud800"), "cache_salt"),
-    "priority that is a float": (EngineCoreRequest([1], priority=1.0), "priority"),  # type: ignore[arg-type]
-    "priority that is a bool": (EngineCoreRequest([1], priority=False), "priority"),
-    "priority of 64 bits": (EngineCoreRequest([1], priority=2**63), "priority"),
-}
+# A rank that is not in the group is found out by the group.
+HERE = [poison for poison in POISONS if (poison.field, poison.value) != ("data_parallel_rank", RANKS)]
 
 
-@pytest.mark.parametrize(("request_", "field"), POISONS.values(), ids=POISONS)
-def test_a_poison_is_refused_and_the_field_named(request_: EngineCoreRequest, field: str) -> None:
+@pytest.mark.parametrize("poison", HERE, ids=lambda poison: poison.name)
+def test_a_poison_is_refused_by_field_value_and_limit(poison: Poison) -> None:
     with pytest.raises(RequestRejected) as caught:
-        admit(request_, LIMITS)
-    assert caught.value.field == field
+        check_head(poison.request)
+        admit(poison.request, LIMITS)
+    assert caught.value.field == poison.field
+    assert caught.value.value is poison.value or caught.value.value == poison.value
+    assert caught.value.limit
     assert isinstance(caught.value, LockstepError)
     assert isinstance(caught.value, ValueError)
 
@@ -155,35 +130,14 @@ def test_whatever_is_given_is_refused_by_name_or_fit_to_send(sampling: dict[str,
     assert type(array[5]) is float
 
 
-PLAIN_IDS = st.lists(st.integers(0, 255), max_size=5)
-VALID = st.fixed_dictionaries(
-    {},
-    optional={
-        "temperature": st.floats(0, 2) | st.integers(0, 2),
-        "top_p": st.floats(0, 1, exclude_min=True),
-        "top_k": st.integers(-1, 2**31 - 1),
-        "min_p": st.floats(0, 1),
-        "presence_penalty": st.floats(-2, 2),
-        "frequency_penalty": st.floats(-2, 2),
-        "repetition_penalty": st.floats(0, exclude_min=True, allow_infinity=False),
-        "seed": st.none() | st.integers(-(2**63), 2**63 - 1),
-        "max_tokens": st.integers(4, 2**31 - 512),
-        "min_tokens": st.integers(0, 4),
-        "stop_token_ids": PLAIN_IDS,
-        "eos_token_id": st.none() | st.integers(0, 255),
-        "ignore_eos": st.booleans(),
-        "logprobs": st.none() | st.integers(0, 20),
-        "prompt_logprobs": st.none() | st.integers(0, 20),
-        "logit_bias": st.none() | st.dictionaries(st.integers(0, 255), st.floats(-100, 100), max_size=5),
-        "allowed_token_ids": st.none() | st.lists(st.integers(0, 255), min_size=1, max_size=300),
-        "bad_words_token_ids": st.none() | st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=3), max_size=3),
-    },
-)
-
-
-@given(VALID, st.lists(st.integers(0, 255), min_size=1, max_size=508))
-def test_whatever_is_in_range_is_admitted_and_sent_as_given(sampling: dict[str, Any], prompt: list[int]) -> None:
-    sent = admit(EngineCoreRequest(prompt, SamplingParams(**sampling)), LIMITS).sampling
-    for name, value in sampling.items():
-        if name in sent and name not in ("stop_token_ids", "allowed_token_ids"):
-            assert sent[name] == value
+@given(valid_requests())
+def test_whatever_is_in_range_is_admitted_and_sent_as_given(request_: EngineCoreRequest) -> None:
+    admitted = admit(request_, LIMITS)
+    check_head(request_)
+    assert admitted.prompt is request_.prompt_token_ids
+    given_here = ("stop_token_ids", "allowed_token_ids", "eos_token_id", "bad_words_token_ids")
+    for name, value in attrs.asdict(request_.sampling).items():
+        if name not in given_here:
+            default = getattr(SamplingParams(), name)
+            assert admitted.sampling.get(name, default) == value
+            assert (name in admitted.sampling) is (value != default or name == "max_tokens")

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep_trio.engines.vllm.packing import unpack
 from lockstep_trio.engines.vllm.result import FinishReason, RequestOutput, merge
 from lockstep_trio.errors import WireError
 
@@ -107,3 +108,9 @@ def test_an_output_is_frozen_and_has_no_dict() -> None:
 def test_merging_loses_and_reorders_nothing(parts: list[tuple[int, ...]]) -> None:
     raws = [raw(tokens) for tokens in parts]
     assert merge("mine", 0, raws).token_ids == tuple(token for tokens in parts for token in tokens)
+
+
+def test_a_token_that_is_nested_too_deep_for_repr_is_a_wire_error_like_any_other() -> None:
+    deep = unpack("part", b"\x91" * 1010 + b"\xc0")
+    with pytest.raises(WireError, match="not all integers"):
+        merge("a", 0, [("a", (deep,))])
