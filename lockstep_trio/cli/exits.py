@@ -36,7 +36,9 @@ def failure_of(error: lockstep_trio.LockstepError) -> Failure:
         case lockstep_trio.RequestRejected():
             return Failure(Exit.REJECTED, f"the request was rejected: {error}")
         case lockstep_trio.HandshakeError():
-            return Failure(Exit.NOT_UP, f"the group did not come up: {error.reason}{_stages(error.stages)}")
+            # The limit has a name in Python; on the command line it is one that its user has given, or can give.
+            reason = error.reason.replace(f"{error.limit_name}=", "") if error.limit_name else error.reason
+            return Failure(Exit.NOT_UP, f"the group did not come up: {reason}{_stages(error.stages)}")
         case lockstep_trio.EngineLost():
             return Failure(Exit.ENGINE_LOST, str(error))
         case _:

@@ -131,6 +131,7 @@ class Group(Generic[RequestT, OutputT]):
             RequestRejected: A rank is not in the group, or an argument is not plain data. Nothing was sent.
             GroupFailed, RankFailed: A rank was lost before it answered.
             GroupClosed: The group is closed.
+            WireError: A message of an independent rank could not be read, and may have been its reply.
             trio.TooSlowError: Not all replies came in time.
 
         Cancellation: the calls were sent; their replies will be ignored.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, final
 
 import trio
@@ -196,7 +197,10 @@ class RankDriver:
     # -- in ------------------------------------------------------------------------------------------------------
 
     async def run(self, early: Sequence[Sequence[bytes]]) -> None:
-        """Move messages until the rank is lost; then return. ``early``: what came before this was called."""
+        """Move messages until the connection is gone. ``early``: what came before this was called.
+
+        A rank that is lost may be alive and go on talking, and libzmq keeps what nobody fetches; so that is dropped.
+        """
         for frames in early:
             self._hear(frames)
         while self.fault is None:
@@ -206,6 +210,15 @@ class RankDriver:
                 await self._link.wait(writable=bool(self._outbox))
             else:
                 await self._wait_for_room(self._stuck_since + self._send_timeout)
+        while self._link.gone is None:
+            self._discard()
+            await self._link.wait(writable=False)
+
+    def _discard(self) -> None:
+        for _ in range(BURST):
+            if self._link.receive_nowait() is None:
+                return
+        self._link.wake()
 
     async def _wait_for_room(self, deadline: float) -> None:
         with trio.move_on_at(deadline) as scope:
@@ -234,9 +247,12 @@ class RankDriver:
         try:
             batch = self._decode(frames)
         except WireError as error:
-            self._note_damage(str(error))
+            problem = str(error)
+            self._note_damage(problem)
             # It could have been a DONE, and a lockstep group does not survive the loss of one.
-            self._spend(str(error), vital=self._waves)
+            self._spend(problem, vital=self._waves)
+            if self.fault is None:  # or the reply to any call, and to wait on for that would be in vain
+                self.fail_calls(partial(WireError, f"a message of rank {self.rank}", f"{problem} ({self._versions})"))
             return
         if batch.dead:
             self.lose(FaultKind.DIED, "the engine said so")

@@ -10,5 +10,6 @@ module             what it holds
 ``simulated``      a group of them in memory, behind ``memory_link``; by hand or by itself
 ``zmq_ranks``      the same over real ZeroMQ, in this process
 ``mock_ranks``     ranks as processes (``mock_process``), to be killed and frozen
+``faults``         what a mock rank may be told to do wrong
 =================  =============================================================================
 """

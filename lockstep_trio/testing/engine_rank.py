@@ -7,13 +7,14 @@ can catch the other's mistakes. Layouts as in vLLM 0.32.0: ``EngineCoreRequest``
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import attrs
 import msgpack
 
+from .faults import INJECT, Faults
 from .rank_model import Add, Answer, Call, Done, Drop, FromRank, Out, RankModel, StartWave, Sync, ToRank
 
 DEAD = b"ENGINE_CORE_DEAD"
@@ -21,6 +22,10 @@ DEAD = b"ENGINE_CORE_DEAD"
 
 LENGTH = 1
 """``FinishReason.LENGTH``."""
+ABORT = 2
+"""``FinishReason.ABORT``."""
+LOG_LIMIT = 100_000
+"""Messages that a rank keeps in its log; the oldest half is forgotten when there would be more."""
 VOCABULARY = 256
 
 DEFAULT_SYNC = Sync()
@@ -69,12 +74,17 @@ class EngineRank:
         self.sent: deque[tuple[bytes, ...]] = deque()
         """Messages for the client, oldest first. The transport takes them from here."""
         self.log: list[ToRank] = []
-        """Everything that came in, in order of arrival."""
+        """Everything that came in, in order of arrival; of very much the latest."""
+        self.counts: Counter[str] = Counter()
+        """How many messages have come in, by kind."""
         self.steps = 0
+        self.faults = Faults()
+        """What it does wrong."""
         self._version = version
         self._max_model_len = max_model_len
         self._jobs: dict[str, Job] = {}
-        self._calls: dict[int, str] = {}
+        self._calls: dict[int, tuple[str, Sequence[Any]]] = {}
+        """Call id -> method and arguments, of calls that were not answered yet."""
 
     @property
     def index(self) -> int:
@@ -124,11 +134,14 @@ class EngineRank:
     def receive(self, frames: Sequence[bytes]) -> None:
         """A message of the client has arrived. The loop takes it at its next poll."""
         message = self._decode(frames)
+        if len(self.log) >= LOG_LIMIT:
+            del self.log[: LOG_LIMIT // 2]
         self.log.append(message)
+        self.counts[type(message).__name__] += 1
         self.arrived.append(message)
 
     def _decode(self, frames: Sequence[bytes]) -> ToRank:
-        kind, payload = frames[0], msgpack.unpackb(frames[1])
+        kind, payload = frames[0], msgpack.unpackb(frames[1], strict_map_key=False)  # logit_bias has ids for keys
         match bytes(kind):
             case b"\x00":
                 wire_id, prompt, sampling = payload[0], payload[1], payload[3]
@@ -139,7 +152,7 @@ class EngineRank:
             case b"\x02":
                 return StartWave(*payload)
             case b"\x03":
-                self._calls[payload[1]] = payload[2]
+                self._calls[payload[1]] = payload[2], payload[3]
                 return Call(payload[1])
             case _:
                 raise ValueError(f"request type {kind!r} would kill a real engine's input thread")
@@ -151,7 +164,18 @@ class EngineRank:
         taken = [self.arrived.popleft() for _ in range(len(self.arrived) if count is None else count)]
         if not self.lockstep:  # a plain engine logs a START as an error and goes on
             taken = [message for message in taken if not isinstance(message, StartWave)]
+        if self.faults.refuse:
+            taken = self._refuse(taken)
         self._emit(self.model.poll(taken))
+
+    def _refuse(self, taken: Sequence[ToRank]) -> list[ToRank]:
+        """Answer the ADDs as vLLM does while it shuts down, and return the other messages."""
+        outputs: list[list[Any]] = [
+            [add.wire_id, [], None, None, None, ABORT, *[None] * 12] for add in taken if isinstance(add, Add)
+        ]
+        if outputs:
+            self._send(self.message(outputs=outputs, stats=self._stats()))
+        return [message for message in taken if not isinstance(message, Add)]
 
     def step(self) -> bool:
         """First half of a step. Returns whether the second half needs the others' answers."""
@@ -176,12 +200,12 @@ class EngineRank:
     def _emit(self, messages: Sequence[FromRank]) -> None:
         outputs = [self._output(message) for message in messages if isinstance(message, Out)]
         if outputs:
-            self.sent.append(self.message(outputs=outputs, stats=self._stats()))
+            self._send(self._step_message(outputs))
         for message in messages:
             if isinstance(message, Answer):
-                self.sent.append(self.message(utility=[message.call_id, *self._reply(message.call_id)]))
+                self._answer(message.call_id)
             elif isinstance(message, Done):
-                self.sent.append(self.message(wave_done=message.wave))
+                self._send(self.message(wave_done=message.wave))
         for wire_id in self._jobs.keys() - self.model.held.keys() - {each.wire_id for each in self._adds()}:
             del self._jobs[wire_id]
 
@@ -196,12 +220,37 @@ class EngineRank:
         held = len(self.model.held)
         return {"num_running_reqs": held, "num_waiting_reqs": 0, "kv_cache_usage": min(1.0, held / 256)}
 
-    def _reply(self, call_id: int) -> tuple[str | None, list[Any] | None]:
-        """(failure, result) of a utility call. The ``mock_`` methods exist on mock ranks only."""
-        method = self._calls.pop(call_id)
+    def _step_message(self, outputs: list[list[Any]]) -> tuple[bytes, ...]:
+        stats = self._stats()
+        if self.faults.take("damaged_outputs"):
+            outputs[0][1] = "no tokens"
+        if self.faults.take("damaged_stats"):
+            stats["num_running_reqs"] = -1
+        return self.message(outputs=outputs, stats=stats)
+
+    def _send(self, message: tuple[bytes, ...]) -> None:
+        self.sent.append((message[0][: len(message[0]) // 2],) if self.faults.take("torn") else message)
+
+    def _answer(self, call_id: int) -> None:
+        """Utility calls. Those called ``mock_...`` exist on mock ranks only, and are answered in any case."""
+        method, args = self._calls.pop(call_id)
+        of_mocks = method.startswith("mock_")
+        if self.faults.deaf and not of_mocks:
+            return
+        refused = self.faults.refuse and not of_mocks
+        failure, result = ("Server shutting down", None) if refused else self._reply(method)
+        self._send(self.message(utility=[call_id, failure, result]))
+        if method == INJECT:  # behind the reply, which is not to suffer
+            self.faults = Faults(**args[0])
+            self.sent += [(junk,) for junk in self.faults.junk]
+
+    def _reply(self, method: str) -> tuple[str | None, list[Any] | None]:
+        """(failure, result) of a utility call."""
         answers: dict[str, Callable[[], Any]] = {
             "is_sleeping": lambda: False,
             "get_supported_tasks": lambda: ["generate"],
+            INJECT: lambda: None,
+            "mock_counts": lambda: dict(self.counts),
             "mock_log": lambda: [[type(message).__name__, *attrs.astuple(message)] for message in self.log],
             "mock_state": lambda: {
                 "wave": self.model.wave,

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -47,6 +50,13 @@ class MockOptions:
     version: str = "0.32.0"
     """Engine version that they claim."""
     max_model_len: int = 4096
+    load_times: Sequence[float] = (0.0,)
+    """Seconds between the client's INIT and the rank's registration, by rank; the last is also that of all further."""
+    receive_limit: int = 0
+    """Messages of the client that ZeroMQ keeps for a rank which does not take them; 0 for no limit, as in vLLM."""
+
+    def load_time(self, rank: int) -> float:
+        return self.load_times[min(rank, len(self.load_times) - 1)]
 
 
 class CollectiveFailed(Exception):
@@ -99,28 +109,36 @@ class MockRank:
         self._lifeline = lifeline
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
-        self._poller.register(lifeline, zmq.POLLIN)
+        self._line = zmq.Poller()
+        for poller in (self._poller, self._line):
+            poller.register(lifeline, zmq.POLLIN)
+        self._leaving: deque[tuple[float, tuple[bytes, ...]]] = deque()
+        """Messages that wait, with the time when they may leave."""
+        self._random = random.Random(index)  # noqa: S311  # for jitter
+        self._reads_from = 0.0
+        """Until then nothing is taken in."""
 
     def run(self) -> None:
         requests, outputs = self._start()
         try:
             while True:
-                self._take_in(requests)
+                self._take_in(requests, outputs)
                 self._engine.poll()
                 self._flush(outputs)
                 if self._engine.model.at_barrier:
                     self._step()
                     self._flush(outputs)
+                    self._die_when_due(outputs)
         except CollectiveFailed:
             time.sleep(COLLECTIVE_FAILS_AFTER)
-            outputs.send(DEAD)
-            self._context.destroy(linger=1000)  # waits until the last word has left
+            self._say_last(outputs)
 
     def _start(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         handshake = self._connect(zmq.DEALER, self._options.handshake)
         handshake.send(self._engine.hello())
         self._wait(handshake)
         request_endpoint, output_endpoint = self._engine.endpoints(handshake.recv())
+        self._load()
         requests = self._connect(zmq.DEALER, request_endpoint)
         outputs = self._connect(zmq.PUSH, output_endpoint)
         requests.send(self._engine.registration())
@@ -135,42 +153,92 @@ class MockRank:
         made.linger = 1000
         if kind == zmq.DEALER:
             made.setsockopt(zmq.IDENTITY, self._engine.identity)
+            made.setsockopt(zmq.RCVHWM, self._options.receive_limit)
         made.connect(endpoint)
         if endpoint == self._options.handshake:
             self._poller.register(made, zmq.POLLIN)
         return made
 
-    def _wait(self, wanted: zmq.Socket[bytes]) -> None:
+    def _load(self) -> None:
+        """As if weights were read."""
+        until = time.monotonic() + self._options.load_time(self._engine.index)
+        while (left := until - time.monotonic()) > 0:
+            if self._line.poll(math.ceil(left * 1000)):
+                os._exit(0)
+
+    def _wait(self, wanted: zmq.Socket[bytes], outputs: zmq.Socket[bytes] | None = None) -> None:
+        """Until there is something to take in. Meanwhile what is delayed leaves when it is due."""
         while True:
-            ready: dict[Any, int] = dict(self._poller.poll())
+            poller = self._poller if self._reads else self._line
+            ready: dict[Any, int] = dict(poller.poll(self._patience()))
             if self._lifeline in ready:
                 os._exit(0)
+            if outputs is not None:
+                self._flush(outputs)
             if wanted in ready:
                 return
 
-    def _take_in(self, requests: zmq.Socket[bytes]) -> None:
+    @property
+    def _reads(self) -> bool:
+        return time.monotonic() >= self._reads_from
+
+    def _patience(self) -> int | None:
+        """Milliseconds that it may sleep for, None for ever."""
+        wakes = [] if self._reads else [self._reads_from]
+        if self._leaving:
+            wakes.append(self._leaving[0][0])
+        return math.ceil(max(0.0, min(wakes) - time.monotonic()) * 1000) if wakes else None
+
+    def _take_in(self, requests: zmq.Socket[bytes], outputs: zmq.Socket[bytes]) -> None:
         """All that has arrived; without work, wait for at least one message."""
         if not self._engine.model.has_work:
-            self._wait(requests)
+            self._wait(requests, outputs)
         elif self._lifeline in dict(self._poller.poll(0)):
             os._exit(0)
-        while True:
+        while self._reads:
             try:
                 self._engine.receive(requests.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
 
     def _flush(self, outputs: zmq.Socket[bytes]) -> None:
+        """What the engine has said leaves, or waits for its time, in order."""
+        faults, now = self._engine.faults, time.monotonic()
         while self._engine.sent:
-            outputs.send_multipart(self._engine.sent.popleft())
+            due = now + faults.delay + faults.jitter * self._random.random()
+            if self._leaving:
+                due = max(due, self._leaving[-1][0])
+            self._leaving.append((due, self._engine.sent.popleft()))
+        while self._leaving and self._leaving[0][0] <= now:
+            outputs.send_multipart(self._leaving.popleft()[1])
+        if faults.unread:
+            self._reads_from, faults.unread = now + faults.unread, 0.0
 
     def _step(self) -> None:
         if self._engine.lockstep:
             self._star.agree(False)
-        if self._options.step_time:
-            time.sleep(self._options.step_time)
+        slow = self._engine.faults.slow_step if self._engine.faults.take("slow_steps") else 0.0
+        if slow or self._options.step_time:
+            time.sleep(max(slow, self._options.step_time))
         if self._engine.step():
             self._engine.conclude(anyone_holds=self._star.agree(self._engine.holds))
+
+    def _die_when_due(self, outputs: zmq.Socket[bytes]) -> None:
+        faults = self._engine.faults
+        if faults.dies_after is None:
+            return
+        faults.dies_after -= 1
+        if faults.dies_after <= 0:
+            if faults.last_words:
+                self._say_last(outputs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _say_last(self, outputs: zmq.Socket[bytes]) -> None:
+        """The engine's own notice of its death, behind all that it said before."""
+        while self._leaving:
+            outputs.send_multipart(self._leaving.popleft()[1])
+        outputs.send(DEAD)
+        self._context.destroy(linger=1000)  # waits until the last word has left
 
 
 def launch(options: MockOptions, *, until_stdin_ends: bool = True) -> int:
@@ -261,6 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-sync-first", action="store_true")
     parser.add_argument("--version", default="0.32.0")
     parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--load-time", type=float, action="append", help="once for every rank, or once per rank")
+    parser.add_argument("--receive-limit", type=int, default=0)
     given = parser.parse_args(arguments)
     return launch(
         MockOptions(
@@ -271,6 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sync=Sync(not given.no_sync_first, given.sync_every),
             version=given.version,
             max_model_len=given.max_model_len,
+            load_times=given.load_time or (0.0,),
+            receive_limit=given.receive_limit,
         )
     )
 

@@ -48,6 +48,8 @@ async def open_mock_ranks(
     sync: Sync = DEFAULT_SYNC,
     version: str = "0.32.0",
     max_model_len: int = 4096,
+    load_time: float | Sequence[float] = 0.0,
+    receive_limit: int = 0,
 ) -> AsyncIterator[MockRanks]:
     """Start mock ranks that dial ``handshake``; kill what is left of them when the block ends.
 
@@ -59,6 +61,8 @@ async def open_mock_ranks(
         sync: When the group agrees on a drain.
         version: Engine version that they claim.
         max_model_len: Context length that they claim, tokens.
+        load_time: Seconds that they take to load, of all or of each.
+        receive_limit: Messages that ZeroMQ keeps for a rank which does not take them; 0 for no limit, as in vLLM.
 
     Cancellation: the processes are gone when this is left, whatever the reason.
     """
@@ -66,7 +70,10 @@ async def open_mock_ranks(
         *(sys.executable, "-m", "lockstep_trio.testing.mock_process"),
         *("--ranks", str(ranks), "--handshake", handshake, "--step-time", str(step_time)),
         *("--sync-every", str(sync.every), "--version", version, "--max-model-len", str(max_model_len)),
+        *("--receive-limit", str(receive_limit)),
     ]
+    for seconds in [load_time] if isinstance(load_time, int | float) else load_time:
+        command += ["--load-time", str(seconds)]
     command += [] if lockstep else ["--independent"]
     command += [] if sync.first else ["--no-sync-first"]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -108,7 +108,7 @@ def test_without_an_engine_the_time_runs_out_and_every_rank_is_listed(
 ) -> None:
     assert cli.main(["probe", address, "--ranks", "3", "--timeout", "0.05"]) == 3
     assert capsys.readouterr().err == (
-        "Error: the group did not come up: not every rank was up after 0.05 s; ranks 0 to 2: not heard of yet\n"
+        "Error: the group did not come up: no rank had said hello after 0.05 s; ranks 0 to 2: not heard of yet\n"
     )
 
 

@@ -13,7 +13,13 @@ def looked(last_start: int | None, *dones: int | None) -> GroupStatistics:
     machine._last_start = None if last_start is None else (last_start, 1.5)
     ranks = [
         RankStatistics(
-            rank=rank, counts=RankCounts(last_done=done), outbox_bytes=0, last_seen=0.0, damaged=0, dropped=0
+            rank=rank,
+            counts=RankCounts(last_done=done),
+            outbox_messages=0,
+            outbox_bytes=0,
+            last_seen=0.0,
+            damaged=0,
+            dropped=0,
         )
         for rank, done in enumerate(dones)
     ]

@@ -204,6 +204,7 @@ async def test_a_start_wave_from_a_rank_is_answered_with_the_resolved_number_to_
 async def test_a_wave_message_of_an_independent_rank_is_ignored_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lockstep_trio"):
         async with drive(2, lockstep=False) as driven:
+            caplog.clear()
             ranks, group = driven.ranks, driven.group
             ranks.send(1, ranks.ranks[1].message(wave_done=4))
             ranks.send(1, ranks.ranks[1].message(wave_asked=7))

@@ -211,18 +211,31 @@ async def test_an_unreachable_rank_is_lost_and_whatever_waits_for_it_with_it(nur
     assert bench.driver.outbox_bytes == 0
 
 
-async def test_a_rank_that_somebody_else_gave_up_is_sent_nothing_more_and_its_task_ends() -> None:
+async def test_a_rank_that_somebody_else_gave_up_is_sent_nothing_more_and_what_it_says_is_dropped(
+    nursery: trio.Nursery,
+) -> None:
     bench = Bench(capacity=1)
     bench.driver.queue([b"a"])
     bench.driver.queue([b"b"])
-    async with trio.open_nursery() as tasks:
-        tasks.start_soon(bench.driver.run, ())
-        tasks.start_soon(bench.driver.wait_flushed)
+    nursery.start_soon(bench.driver.run, ())
+    async with trio.open_nursery() as waiters:
+        waiters.start_soon(bench.driver.wait_flushed)
         await rest()
         bench.driver.give_up(Fault(4, FaultKind.STALLED))
     bench.driver.queue([b"c"])
     assert bench.arrived() == [b"a"]
+    await say(bench, *[b"more"] * 3 * BURST)  # it is alive, and nobody wants to know
+    assert (bench.listener.heard, len(bench.port.outbound)) == ([], 0)
     assert bench.listener.faults == []  # it is not the driver's news
+
+
+async def test_the_task_of_a_lost_rank_ends_with_its_connection() -> None:
+    bench = Bench()
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(bench.driver.run, ())
+        await say(bench, b"dead", b"more")
+        bench.port.disconnect()
+    assert bench.fault() is FaultKind.DIED
 
 
 async def test_a_send_that_finds_nobody_reports_it_and_does_not_raise() -> None:
@@ -448,4 +461,17 @@ async def test_outputs_show_an_end_to_the_damage_whatever_else_of_their_message_
     nursery.start_soon(bench.driver.run, ())
     for _ in range(3):
         await say(bench, *[b"junk"] * DAMAGE_BUDGET, b"a with bad stats")
+    assert bench.driver.fault is None
+
+
+async def test_a_message_that_cannot_be_read_may_have_been_the_reply_that_a_call_waits_for(
+    nursery: trio.Nursery,
+) -> None:
+    bench = Bench(waves=False)
+    nursery.start_soon(bench.driver.run, ())
+    came = Replies(1)
+    bench.driver.expect(7, came)
+    await say(bench, b"junk")
+    with pytest.raises(WireError, match="VERSIONS"):
+        await came.slot.wait()
     assert bench.driver.fault is None
