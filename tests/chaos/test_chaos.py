@@ -24,7 +24,7 @@ from chaos.ledger import Act, Habit, Ledger
 from chaos.plan import RANKS, STALL, Move, Plan, Planner
 from chaos.strangers import Strangers, strangers
 from chaos.traces import Traces, exist, nothing_more
-from lockstep_trio import EngineLost, GroupClosed, GroupFailed, LockstepError, VllmProtocol, open_group
+from lockstep_trio import EngineLost, GroupClosed, GroupFailed, LockstepError, VllmProtocol, WireError, open_group
 from lockstep_trio.core import RankPhase
 from lockstep_trio.testing.faults import Faults, inject
 from lockstep_trio.testing.mock_ranks import MockRanks, open_mock_ranks
@@ -165,10 +165,10 @@ class Scene:
             Act.DEAF: (Faults(deaf=True), short),
             Act.REFUSE: (Faults(refuse=True), short),
         }[move.act]
-        await inject(self.group, faults, ranks=[move.rank])
+        await tell(self.group, move.rank, faults)
         if lasts:
             await trio.sleep(lasts)
-            await inject(self.group, Faults(), ranks=[move.rank])
+            await tell(self.group, move.rank, Faults())
 
 
 @asynccontextmanager
@@ -214,7 +214,7 @@ async def all_is_well(scene: Scene) -> None:
     await until(lambda: at_rest(group), SILENCE)
     alive = [rank for rank in range(RANKS) if not scene.lost(rank)]
     for rank in alive:
-        await behave(group, rank)
+        await tell(group, rank, Faults())
     told = await group.call_utility("mock_state", ranks=alive, timeout=NOTICED)
     for state in told.values():
         assert isinstance(state, dict)
@@ -226,11 +226,11 @@ async def all_is_well(scene: Scene) -> None:
                 await group.wait_parked()
 
 
-async def behave(group: Requests, rank: int) -> None:
-    """End what a rank still does wrong. Replies may be among the few messages that it still cuts short."""
+async def tell(group: Requests, rank: int, faults: Faults) -> None:
+    """Tell a rank what to do wrong. The reply may be among the few messages that it still cuts short: then again."""
     for _ in range(4):
-        with trio.move_on_after(NOTICED):
-            await inject(group, Faults(), ranks=[rank])
+        with trio.move_on_after(NOTICED), suppress(WireError):
+            await inject(group, faults, ranks=[rank])
             return
     raise AssertionError(f"rank {rank} answers nothing")
 

@@ -201,14 +201,16 @@ async def test_a_killed_independent_rank_fails_its_own_streams_and_the_other_goe
                 await group.submit(ask(1))
 
 
-async def test_closing_with_twenty_streams_open_is_quick_and_tells_them() -> None:
+async def test_closing_with_twenty_streams_open_is_quick_and_tells_them(figure: Figure) -> None:
     with trio.fail_after(60):
         async with serve(2, step_time=0.002) as (group, _):
             streams = [await group.submit(ask(4000)) for _ in range(20)]
             for stream in streams:
                 await stream.receive()
             left = time.perf_counter()
-        assert time.perf_counter() - left < 5  # the grace is 10
+        took = time.perf_counter() - left
+        figure("closing with twenty streams open, mock ranks ended with it", took, "s")
+        assert took < 5  # the grace is 10
         assert not group.statistics().state.stepping
         assert sum(each.counts.aborts for each in group.statistics().ranks) == 2  # one message per rank names ten each
         for stream in streams:
@@ -275,7 +277,7 @@ def descriptors() -> dict[str, str]:
 
 
 @pytest.mark.slow
-async def test_64_ranks_connect_serve_a_thousand_requests_and_close_without_a_trace(
+async def test_128_ranks_connect_serve_a_thousand_requests_and_close_without_a_trace(
     private_tmp: Path, figure: Figure
 ) -> None:
     async with serve(1):
@@ -283,11 +285,11 @@ async def test_64_ranks_connect_serve_a_thousand_requests_and_close_without_a_tr
     tasks = trio.lowlevel.current_statistics().tasks_living
     before, processes = descriptors(), children()
     with trio.fail_after(120):
-        link = bind(64)
-        async with open_mock_ranks(link.handshake_endpoint, ranks=64) as _:
+        link = bind(128)
+        async with open_mock_ranks(link.handshake_endpoint, ranks=128) as _:
             began = time.perf_counter()
-            async with open_group(link, ranks=64, protocol=VllmProtocol()) as group:
-                figure("64 mock ranks connect", time.perf_counter() - began, "s")
+            async with open_group(link, ranks=128, protocol=VllmProtocol()) as group:
+                figure("128 mock ranks connect", time.perf_counter() - began, "s")
                 assert files(private_tmp)
                 began = time.perf_counter()
 
@@ -300,14 +302,14 @@ async def test_64_ranks_connect_serve_a_thousand_requests_and_close_without_a_tr
                             nursery.start_soon(work, 1 + number % 8)
                     await until(lambda: at_rest(group))
                 figure(
-                    "1,000 requests in ten bursts on 64 mock ranks", 1000 / (time.perf_counter() - began), "requests/s"
+                    "1,000 requests in ten bursts on 128 mock ranks", 1000 / (time.perf_counter() - began), "requests/s"
                 )
                 adds = [each.counts.adds for each in group.statistics().ranks]
                 assert sum(adds) == 1000
                 assert min(adds) > 0
                 assert starts_per_rank(group) >= 10
                 assert waves_within_the_rule(group)
-                figure("STARTs per request on 64 mock ranks", 64 * starts_per_rank(group) / 1000, "")
+                figure("STARTs per request on 128 mock ranks", 128 * starts_per_rank(group) / 1000, "")
                 await nothing_left(group)
     assert trio.lowlevel.current_statistics().tasks_living == tasks
     assert files(private_tmp) == set()
