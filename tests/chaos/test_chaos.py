@@ -89,9 +89,9 @@ class Scene:
                 await self._move(move)
 
     def can(self, move: Move) -> bool:
-        """An independent rank that gets no new work neither steps, so as to die of it, nor is missed."""
-        needs_work = move.act in (Act.VANISH, Act.DIE, Act.FREEZE)
-        idle = not self.ledger.lockstep and self.ledger.did(move.rank, Act.REFUSE)
+        """A rank that gets no new work has nothing to say; an independent one does not step either, nor is it missed."""
+        needs_work = move.act in (Act.VANISH, Act.DIE, Act.FREEZE, Act.TEAR)
+        idle = self.ledger.did(move.rank, Act.REFUSE)
         return not self.lost(move.rank) and not (needs_work and idle)
 
     def lost(self, rank: int) -> bool:

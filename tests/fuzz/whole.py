@@ -56,7 +56,7 @@ async def _call(run: Run, group: Group[EngineCoreRequest, RequestOutput]) -> Non
         for result in (await group.call_utility("is_sleeping", timeout=None)).values():
             keeps_plain(result)
         run.call = "answered"
-    except (UtilityFailed, GroupFailed, RankFailed, GroupClosed) as error:
+    except (UtilityFailed, GroupFailed, RankFailed, GroupClosed, WireError) as error:
         run.call = type(error).__name__
 
 

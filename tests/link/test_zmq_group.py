@@ -381,7 +381,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 async def test_closing_with_unsent_messages_to_a_stopped_rank_ends_in_time(transport: str) -> None:
-    with opened(transport=transport, linger=0.3) as group, trio.fail_after(GUARD):
+    with opened(transport=transport, linger=0.3, send_hwm=1000) as group, trio.fail_after(GUARD):
         link = group.ranks[0]
         process = subprocess.Popen(  # noqa: ASYNC220 - starting it is quick
             [sys.executable, "-c", DEAF_RANK, link.input_endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE

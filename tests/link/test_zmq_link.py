@@ -526,6 +526,6 @@ def test_no_heartbeat_on_ipc_and_none_if_not_wanted() -> None:
 def test_the_sockets_say_what_the_design_wants() -> None:
     with contextlib.closing(open_zmq_link(None, identities=[b"a"], linger=0.5)) as group:
         link = group.ranks[0]
-        assert link._input.get(zmq.SNDHWM) == 1000
+        assert link._input.get(zmq.SNDHWM) == 128
         assert link._input.get(zmq.LINGER) == 500
         assert link._output.get(zmq.RCVHWM) == 0
