@@ -89,7 +89,7 @@ class Scene:
                 await self._move(move)
 
     def can(self, move: Move) -> bool:
-        """A rank that gets no new work has nothing to say; an independent one does not step either, nor is it missed."""
+        """A rank that gets no new work says nothing; an independent one does not step either, nor is it missed."""
         needs_work = move.act in (Act.VANISH, Act.DIE, Act.FREEZE, Act.TEAR)
         idle = self.ledger.did(move.rank, Act.REFUSE)
         return not self.lost(move.rank) and not (needs_work and idle)
