@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, final
 
+import trio
+
 from lockstep_trio.link.endpoints import Endpoint, IpcEndpoint, PrivateDirectory, TcpEndpoint, parse
 from lockstep_trio.link.handshake import HandshakeSocket
 from lockstep_trio.link.interface import Frame
@@ -95,10 +97,12 @@ class ZmqGroupLink:
         """
         self._handshake.send_nowait(identity, frames)
 
+    @trio.lowlevel.enable_ki_protection  # as close
     def close_handshake(self) -> None:
         """Release the handshake endpoint. Answers on their way get the linger time. Idempotent."""
         self._handshake.close()
 
+    @trio.lowlevel.enable_ki_protection  # half of it would leave files, and a context that waits for its sockets
     def close(self) -> None:
         """Close everything, files and directories too. Idempotent, takes at most the linger time and half a second."""
         for link in self._ranks:
@@ -124,6 +128,7 @@ def _reachable(bound: Endpoint, host: str | None) -> str:
     return str(bound)
 
 
+@trio.lowlevel.enable_ki_protection  # a Ctrl-C between a bind and the note of how to undo it would leave a file
 def open_zmq_link(
     handshake: str | None,
     *,
