@@ -66,7 +66,9 @@ class Record:
         slope, _ = linear_regression([each.at for each in warm], [each.memory for each in warm])
         grown = slope * (warm[-1].at - warm[0].at)
         peak = max(each.memory for each in warm) - median(each.memory for each in warm)
-        figure("soak: resident memory at the end", warm[-1].memory, "MiB")
+        for tenth in range(11):  # whether it grows for ever or comes to rest is in the curve
+            sample = self.samples[(len(self.samples) - 1) * tenth // 10]
+            figure(f"soak: resident memory after {10 * tenth} % of the time", sample.memory, "MiB")
         figure("soak: resident memory grown after the warm-up", grown, "MiB")
         figure("soak: highest above the median", peak, "MiB")
         figure("soak: descriptors", warm[-1].descriptors, "")

@@ -195,7 +195,7 @@ async def test_a_hundred_thousand_messages_of_eight_ranks_all_arrive_while_fifty
         assert len(submitted) > 50
         figure(f"100,000 messages of 8 ranks, {len(submitted)} short requests beside them", took, "s")
         figure("the longest silence of one of their streams", max(gaps), "s")
-        assert max(gaps) < 10
+        assert max(gaps) < 30  # a wake-up that was lost is lost for good; a busy machine is only slow
         await group.wait_parked()
         assert group.fault is None
 
