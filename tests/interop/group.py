@@ -155,6 +155,17 @@ class VllmGroup:
         """The process of each rank that holds the model."""
         return self._named("Worker")
 
+    def states(self) -> dict[str, str]:
+        """Name and pid of every process that names itself, and what it does: ``T`` is stopped, see proc_pid_stat(5)."""
+        found = {}
+        for pid in self.pids():
+            name = _command_line(pid).partition("\0")[0]
+            if name.startswith("VLLM::"):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    stat = Path(f"/proc/{pid}/stat").read_text()
+                    found[f"{name.strip()} {pid}"] = stat.rpartition(")")[2].split()[0]
+        return found
+
     def pids(self) -> list[int]:
         """Every process of the group that is alive."""
         return [] if self._process is None else _members(self._process.pid)
