@@ -14,7 +14,9 @@ from interop.group import VllmGroup
 from interop.host import GroupHost, OpenGroup, answers, parked, tokens_of
 from lockstep_trio import EngineCoreRequest, Fault, FaultKind, GroupFailed, SamplingParams
 
-pytestmark = pytest.mark.vllm
+# At night only, until it is known why, on a quiet machine, the first output of a stream now and then reaches its reader
+# only when the engine has made all of them: the rank is then frozen too late. Group and engine were well each time.
+pytestmark = [pytest.mark.vllm, pytest.mark.night]
 
 Figure = Callable[[str, float, str], None]
 
@@ -78,7 +80,6 @@ def test_a_rank_that_is_frozen_for_good_fails_the_group_as_stalled_and_is_named(
     host: GroupHost, figure: Figure, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[BaseException | None] = []
-    # Looked up before anything runs: to read the command line of a busy process has taken as long as all its tokens.
     victim = host.engine.engine_pids()[VICTIM]
 
     async def read(group: OpenGroup, started: trio.abc.SendChannel[None]) -> None:
