@@ -14,8 +14,8 @@ from interop.group import VllmGroup
 from interop.host import GroupHost, OpenGroup, answers, parked, tokens_of
 from lockstep_trio import EngineCoreRequest, Fault, FaultKind, GroupFailed, SamplingParams
 
-# At night only: on two cores the engine's spinning workers starve every other thread of the machine for up to two seconds
-# at a time (a thread that only slept was held up as long), so that the rank is frozen too late now and then.
+# At night only: on two cores the engine's spinning workers starve every other thread of the machine for up to two
+# seconds at a time (a thread that only slept was held up as long), so that the rank is now and then frozen too late.
 pytestmark = [pytest.mark.vllm, pytest.mark.night]
 
 Figure = Callable[[str, float, str], None]
