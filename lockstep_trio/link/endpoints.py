@@ -26,7 +26,7 @@ from typing import TypeAlias, final
 import attrs
 import zmq
 
-__all__ = ["Endpoint", "IpcEndpoint", "PrivateDirectory", "TcpEndpoint", "bind", "parse"]
+__all__ = ["Endpoint", "IpcEndpoint", "PrivateDirectory", "TcpEndpoint", "bind", "parse", "remove_file"]
 
 _WILDCARDS = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - named in order to refuse them
 _LOCK_PATIENCE = 2.0
@@ -127,6 +127,12 @@ def _parse_port(address: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
         raise ValueError(f"{address!r}: the port is not a number from 0 to 65535")
     return int(text)
+
+
+def remove_file(endpoint: IpcEndpoint) -> None:
+    """Remove the file of a socket that was bound here. Somebody may have done so before us."""
+    with contextlib.suppress(OSError):
+        endpoint.path.unlink()
 
 
 def bind(sock: zmq.Socket[bytes], endpoint: Endpoint) -> Endpoint:

@@ -6,16 +6,17 @@ connection of a rank that was restarted and has spoken on a new one since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import final
 
 import trio
 import zmq
 
 from lockstep_trio.link.connections import Connections
-from lockstep_trio.link.endpoints import Endpoint, IpcEndpoint, bind
+from lockstep_trio.link.endpoints import Endpoint
 from lockstep_trio.link.interface import Frame, Unreachable
-from lockstep_trio.link.options import LinkOptions, open_router, set_heartbeat
+from lockstep_trio.link.options import LinkOptions, listen, open_router
 from lockstep_trio.link.socket import milliseconds, receive_frames, send_frames
 from lockstep_trio.link.watch import READABLE, Watch
 
@@ -34,7 +35,7 @@ class HandshakeSocket:
         self._closed = False
         self._spoke_on: dict[bytes, int] = {}
         """Identity and number of the connection that it last spoke on, until that has ended."""
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
         try:
             self.endpoint = self._open(context, endpoint, options)
         except BaseException:
@@ -43,18 +44,15 @@ class HandshakeSocket:
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, options: LinkOptions) -> Endpoint:
         """Each step leaves behind how to undo it; `close` goes backwards through them."""
+        undo = self._undo.callback
         self._router = open_router(context, _SEND_HWM, options.linger)
-        self._undo.append(lambda: self._router.close(milliseconds(options.linger)))
+        undo(self._router.close, milliseconds(options.linger))
         # Comes before binding, or a connection could slip in unseen.
         self._connections = Connections(context, self._router, "handshake")
-        self._undo.append(self._connections.close)
-        if not isinstance(endpoint, IpcEndpoint):
-            set_heartbeat(self._router, options)
-        bound = bind(self._router, endpoint)
-        if isinstance(bound, IpcEndpoint):
-            self._undo.append(bound.path.unlink)
+        undo(self._connections.close)
+        bound = listen(self._router, endpoint, options, self._undo)
         self._watch = Watch(self._router, self._connections.monitor)
-        self._undo.append(self._watch.close)
+        undo(self._watch.close)
         return bound
 
     async def receive(self) -> tuple[bytes, list[bytes] | None]:
@@ -131,11 +129,7 @@ class HandshakeSocket:
         Idempotent; does not block.
         """
         self._closed = True
-        while self._undo:
-            try:
-                self._undo.pop()()
-            except OSError:
-                continue  # a file that somebody removed before us
+        self._undo.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import final
 
 import attrs
 import zmq
 
+from lockstep_trio.link.endpoints import Endpoint, IpcEndpoint, bind, remove_file
 from lockstep_trio.link.socket import milliseconds
 
-__all__ = ["HEARTBEAT", "HEARTBEAT_TIMEOUT", "LinkOptions", "open_pull", "open_router", "set_heartbeat"]
+__all__ = ["HEARTBEAT", "HEARTBEAT_TIMEOUT", "LinkOptions", "listen", "open_pull", "open_router"]
 
 OUTPUT_RECEIVE_HWM = 0
 """Messages libzmq keeps for us of each rank's outputs: no limit, as vLLM's own client has it.
@@ -66,8 +68,21 @@ class LinkOptions:
             raise ValueError("heartbeat must be positive and not above heartbeat_timeout")
 
 
-def set_heartbeat(socket: zmq.Socket[bytes], options: LinkOptions) -> None:
-    """Make a quiet tcp connection stay, and a broken one known."""
+def listen(socket: zmq.Socket[bytes], endpoint: Endpoint, options: LinkOptions, undo: ExitStack) -> Endpoint:
+    """Bind a socket; over tcp a quiet connection is to stay, and a broken one to be known. ``undo`` removes its file.
+
+    Raises:
+        OSError: As `lockstep_trio.link.endpoints.bind`.
+    """
+    if not isinstance(endpoint, IpcEndpoint):
+        _set_heartbeat(socket, options)
+    bound = bind(socket, endpoint)
+    if isinstance(bound, IpcEndpoint):
+        undo.callback(remove_file, bound)
+    return bound
+
+
+def _set_heartbeat(socket: zmq.Socket[bytes], options: LinkOptions) -> None:
     socket.set(zmq.TCP_KEEPALIVE, 1)
     if options.heartbeat is not None:
         socket.set(zmq.HEARTBEAT_IVL, milliseconds(options.heartbeat))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Literal, final
 
 import trio
@@ -36,14 +37,14 @@ class ZmqGroupLink:
     ) -> None:
         self._options = options
         self._ranks: list[ZmqRankLink] = []
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
         reserve_descriptors(len(identities))
         self._context = new_context(len(identities))
-        self._undo.append(self._terminate)
+        self._undo.callback(self._terminate)
         try:
             self._directory = self._make_directory() if handshake is None or host is None else None
             self._handshake = HandshakeSocket(self._context, handshake or self._private("handshake"), options)
-            self._undo.append(self._handshake.close)
+            self._undo.callback(self._handshake.close)
             self._handshake_endpoint = _reachable(self._handshake.endpoint, host)
             for rank, identity in enumerate(identities):
                 self._open_rank(rank, identity, host)
@@ -53,7 +54,7 @@ class ZmqGroupLink:
 
     def _make_directory(self) -> PrivateDirectory:
         directory = PrivateDirectory()
-        self._undo.append(directory.remove)
+        self._undo.callback(directory.remove)
         return directory
 
     def _private(self, name: str) -> IpcEndpoint:
@@ -107,8 +108,7 @@ class ZmqGroupLink:
         """Close everything, files and directories too. Idempotent, takes at most the linger time and half a second."""
         for link in self._ranks:
             link.close()
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def _terminate(self) -> None:
         """Wait for libzmq to have sent what it still has, or given it up.

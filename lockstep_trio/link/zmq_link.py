@@ -7,16 +7,17 @@ connection says which rank it was.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import final
 
 import trio
 import zmq
 
 from lockstep_trio.link.connections import NO_DESCRIPTOR, Connections, descriptor_of, origin_of
-from lockstep_trio.link.endpoints import Endpoint, IpcEndpoint, bind
+from lockstep_trio.link.endpoints import Endpoint
 from lockstep_trio.link.interface import Frame, Loss, Unreachable
-from lockstep_trio.link.options import LinkOptions, open_pull, open_router, set_heartbeat
+from lockstep_trio.link.options import LinkOptions, listen, open_pull, open_router
 from lockstep_trio.link.outputs import Outputs
 from lockstep_trio.link.socket import BACKOFF, milliseconds, receive_frames, send_frames
 from lockstep_trio.link.watch import READABLE, WRITABLE, Watch
@@ -61,7 +62,7 @@ class ZmqRankLink:
         self._feigns_room = False
         self._wanted = [READABLE] * 4
         self._closed = False
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
         try:
             self._open(context, endpoints, options)
         except BaseException:
@@ -72,29 +73,21 @@ class ZmqRankLink:
         self, context: zmq.Context[zmq.Socket[bytes]], endpoints: tuple[Endpoint, Endpoint], options: LinkOptions
     ) -> None:
         """Each step leaves behind how to undo it; `close` goes backwards through them."""
-        undo = self._undo.append
+        undo = self._undo.callback
         self._input = open_router(context, options.send_hwm, options.linger)
-        undo(lambda: self._input.close(milliseconds(options.linger)))
+        undo(self._input.close, milliseconds(options.linger))
         self._output = open_pull(context)
-        undo(lambda: self._output.close(0))
+        undo(self._output.close, 0)
         # Monitors come before binding, or a connection could slip in unseen.
         self._input_side = Connections(context, self._input, f"rank-{self.rank}-input", options.patience)
         undo(self._input_side.close)
         self._output_side = Connections(context, self._output, f"rank-{self.rank}-output", options.patience)
         undo(self._output_side.close)
-        self._input_endpoint = self._bind(self._input, endpoints[0], options)
-        self._output_endpoint = self._bind(self._output, endpoints[1], options)
+        self._input_endpoint = str(listen(self._input, endpoints[0], options, self._undo))
+        self._output_endpoint = str(listen(self._output, endpoints[1], options, self._undo))
         self._watch = Watch(self._input, self._output, self._input_side.monitor, self._output_side.monitor)
         undo(self._watch.close)
         self._outputs = Outputs(self._output, self._output_side, self._watch, _OUTPUT)
-
-    def _bind(self, socket: zmq.Socket[bytes], endpoint: Endpoint, options: LinkOptions) -> str:
-        if not isinstance(endpoint, IpcEndpoint):
-            set_heartbeat(socket, options)
-        bound = bind(socket, endpoint)
-        if isinstance(bound, IpcEndpoint):
-            self._undo.append(bound.path.unlink)
-        return str(bound)
 
     @property
     def input_endpoint(self) -> str:
@@ -284,11 +277,7 @@ class ZmqRankLink:
     def close(self) -> None:
         """Close both sockets, their monitors and files. Idempotent; does not block."""
         self._closed = True
-        while self._undo:
-            try:
-                self._undo.pop()()
-            except OSError:
-                continue  # a file that somebody removed before us
+        self._undo.close()
 
     def _check_open(self) -> None:
         if self._closed:

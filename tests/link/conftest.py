@@ -8,10 +8,19 @@ from typing import Protocol
 
 import attrs
 import pytest
+import zmq
 
 from link.zmq_peer import IDENTITY, ZmqPeer
 from lockstep_trio.link.interface import RankLink
 from lockstep_trio.link.zmq_group import Transport, open_zmq_link
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """Ended with whatever is still open in it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
 
 
 class Peer(Protocol):

@@ -27,13 +27,6 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 @pytest.fixture
-def context() -> Iterator[Context]:
-    context: Context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
-@pytest.fixture
 def peers() -> Iterator[Context]:
     """The context of those who connect."""
     context: Context = zmq.Context()
@@ -247,7 +240,7 @@ async def test_an_answer_by_another_task_does_not_swallow_what_comes_in(
     assert got == [(b"rank", [b"%d" % number]) for number in range(200)]
 
 
-@pytest.mark.parametrize("fails_at", ["open_router", "Connections", "bind", "Watch"])
+@pytest.mark.parametrize("fails_at", ["open_router", "Connections", "listen", "Watch"])
 def test_whatever_fails_while_opening_nothing_is_left(
     fails_at: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,17 @@ import trio
 import trio.testing
 import zmq
 
-from link.zmq_peer import IDENTITY, ZmqPeer, all_outputs, connect, doubled, next_output, registered, until_dropped
+from link.zmq_peer import (
+    IDENTITY,
+    ZmqPeer,
+    all_outputs,
+    connect,
+    doubled,
+    next_output,
+    peer_of,
+    registered,
+    until_dropped,
+)
 from lockstep_trio.link.zmq_group import Transport, open_zmq_link
 from lockstep_trio.link.zmq_link import ZmqRankLink
 
@@ -27,15 +37,6 @@ def link(request: pytest.FixtureRequest) -> Iterator[ZmqRankLink]:
     group = open_zmq_link(None, identities=[IDENTITY], transport=transport, linger=0.1)
     yield group.ranks[0]
     group.close()
-
-
-@contextlib.contextmanager
-def peer_of(link: ZmqRankLink) -> Iterator[ZmqPeer]:
-    peer = ZmqPeer(link)
-    try:
-        yield peer
-    finally:
-        peer.forget()
 
 
 async def works(link: ZmqRankLink, peer: ZmqPeer, registration: bytes = b"new") -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 import trio
@@ -17,13 +16,6 @@ from lockstep_trio.link.socket import BACKOFF, ZERO_COPY, ZmqSocket, millisecond
 
 GUARD = 10
 Context = zmq.Context[zmq.Socket[bytes]]
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    context: Context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 @pytest.fixture(params=["ipc", "tcp"])

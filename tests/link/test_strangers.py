@@ -17,7 +17,15 @@ import trio
 import trio.testing
 import zmq
 
-from link.zmq_peer import IDENTITY, ZmqPeer, all_outputs, connect, next_output, registered, until_dropped
+from link.zmq_peer import (
+    IDENTITY,
+    ZmqPeer,
+    all_outputs,
+    connect,
+    established,
+    peer_of,
+    until_dropped,
+)
 from lockstep_trio.link.options import MAX_INPUT_SIZE
 from lockstep_trio.link.socket import ZmqSocket
 from lockstep_trio.link.zmq_group import Transport, ZmqGroupLink, open_zmq_link
@@ -78,22 +86,6 @@ class Strangers:
 def strangers() -> Iterator[Strangers]:
     with contextlib.ExitStack() as stack:
         yield Strangers(stack)
-
-
-@contextlib.contextmanager
-def peer_of(link: ZmqRankLink) -> Iterator[ZmqPeer]:
-    peer = ZmqPeer(link)
-    try:
-        yield peer
-    finally:
-        peer.forget()
-
-
-async def established(link: ZmqRankLink, peer: ZmqPeer) -> None:
-    await peer.register()
-    await registered(link)
-    await peer.send([b"first"])
-    assert await next_output(link) == [b"first"]
 
 
 async def undisturbed(link: ZmqRankLink, peer: ZmqPeer, until: Callable[[], bool]) -> None:

@@ -19,11 +19,12 @@ import zmq
 
 from link.zmq_peer import (
     IDENTITY,
-    ZmqPeer,
     all_outputs,
     connect,
+    established,
     fill,
     next_output,
+    peer_of,
     registered,
     until_dropped,
 )
@@ -43,30 +44,6 @@ def link(request: pytest.FixtureRequest) -> Iterator[ZmqRankLink]:
     group = open_zmq_link(None, identities=[IDENTITY], transport=transport, send_hwm=2, linger=0.1)
     yield group.ranks[0]
     group.close()
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    context: Context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
-@contextlib.contextmanager
-def peer_of(link: ZmqRankLink) -> Iterator[ZmqPeer]:
-    peer = ZmqPeer(link)
-    try:
-        yield peer
-    finally:
-        peer.forget()
-
-
-async def established(link: ZmqRankLink, peer: ZmqPeer) -> None:
-    """Registered, and the output connection proven by a first output."""
-    await peer.register()
-    await registered(link)
-    await peer.send([b"first"])
-    assert await next_output(link) == [b"first"]
 
 
 async def owner_notices(link: ZmqRankLink, what: Callable[[], bool]) -> None:

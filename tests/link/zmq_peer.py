@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -123,3 +123,21 @@ def doubled() -> int:
             names.append(str(entry.readlink()))
     found = [name for name in names if name.startswith(("socket:", "pipe:"))]
     return len(found) - len(set(found))
+
+
+@contextlib.contextmanager
+def peer_of(link: Address) -> Iterator[ZmqPeer]:
+    """A peer for a block."""
+    peer = ZmqPeer(link)
+    try:
+        yield peer
+    finally:
+        peer.forget()
+
+
+async def established(link: RankLink, peer: ZmqPeer) -> None:
+    """Registered, and the output connection proven by a first output."""
+    await peer.register()
+    await registered(link)
+    await peer.send([b"first"])
+    assert await next_output(link) == [b"first"]
