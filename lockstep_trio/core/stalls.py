@@ -111,7 +111,7 @@ class StallWatch:
     ) -> str:
         others = [str(rank) for rank in silent if rank != culprit]
         silence = now - seen[culprit]
-        words = [f"it has work and was silent for {silence:.1f} s, {self.probe_timeout:g} s of it after a probe"]
+        words = [f"it owes an answer and was silent for {silence:.1f} s, {self.probe_timeout:g} s of it after a probe"]
         if answered:
             words.append(f"answered by ranks {', '.join(map(str, answered))}")
         if others:

@@ -49,6 +49,23 @@ class _Missing:
 
 
 @final
+@attrs.frozen
+class _Limit:
+    """One of the three limits in time."""
+
+    name: str
+    """The argument of ``open_group``."""
+    begin: float
+    seconds: float | None
+    awaited: str
+    """What had not happened, in words."""
+
+    @property
+    def end(self) -> float:
+        return math.inf if self.seconds is None else self.begin + self.seconds
+
+
+@final
 @attrs.define
 class _Limits:
     """Which limit runs now, and until when. Each of the three begins where the one before ends."""
@@ -60,20 +77,15 @@ class _Limits:
     missing: dict[int, _Missing] = attrs.field(factory=dict[int, "_Missing"])
     """By rank."""
 
-    def current(self) -> tuple[float, str, str]:
-        """(when it ends, the name of the argument, what was awaited)."""
+    def current(self) -> _Limit:
         if self.ready_from is None:
-            return _end(self.hello_from, self.patience.hello), "hello_timeout", "no rank had said hello"
+            return _Limit("hello_timeout", self.hello_from, self.patience.hello, "no rank had said hello")
         if self.register_from is None:
-            return _end(self.ready_from, self.patience.ready), "ready_timeout", "not every rank was ready"
-        return _end(self.register_from, self.patience.register), "register_timeout", "not every rank had registered"
+            return _Limit("ready_timeout", self.ready_from, self.patience.ready, "not every rank was ready")
+        return _Limit("register_timeout", self.register_from, self.patience.register, "not every rank had registered")
 
     def deadline(self) -> float:
-        return min([self.current()[0], *(each.until for each in self.missing.values())])
-
-
-def _end(begin: float, seconds: float | None) -> float:
-    return math.inf if seconds is None else begin + seconds
+        return min([self.current().end, *(each.until for each in self.missing.values())])
 
 
 @final
@@ -132,10 +144,8 @@ class Opening:
         for rank, missing in self._limits.missing.items():
             if missing.until <= now:
                 return HandshakeError(f"rank {rank} was lost while the group came up: {missing.how}", self._stages())
-        _, name, awaited = self._limits.current()
-        seconds = {"hello_timeout": "hello", "ready_timeout": "ready", "register_timeout": "register"}[name]
-        patience = getattr(self._limits.patience, seconds)
-        return HandshakeError(f"{awaited} after {name}={patience:g} s", self._stages(), name)
+        limit = self._limits.current()
+        return HandshakeError(f"{limit.awaited} after {limit.name}={limit.seconds:g} s", self._stages(), limit.name)
 
     def _stages(self) -> Mapping[int, str]:
         lost = {rank: f"lost: {missing.how}" for rank, missing in self._limits.missing.items()}
