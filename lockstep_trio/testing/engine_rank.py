@@ -46,6 +46,12 @@ class Job:
         return self.last_token
 
 
+def tokens_of(prompt: int, count: int) -> list[int]:
+    """What any such rank makes of a prompt that ends with this token: its first ``count`` tokens."""
+    job = Job(prompt)
+    return [job.next_token() for _ in range(count)]
+
+
 @final
 class EngineRank:
     """One rank. ``receive`` what arrives, then ``poll`` and ``step`` it; what it sends is collected in ``sent``.

@@ -21,7 +21,7 @@ from lockstep_trio import (
     StreamOverflow,
     WireError,
 )
-from lockstep_trio.testing.engine_rank import Job
+from lockstep_trio.testing.engine_rank import tokens_of
 from lockstep_trio.testing.mock_process import COLLECTIVE_FAILS_AFTER
 
 
@@ -113,12 +113,6 @@ class Asked:
     def how(self) -> str:
         """Its end in a word."""
         return type(self.error).__name__ if self.error is not None else "refused" if self.aborted else str(self.end)
-
-
-def tokens_of(prompt: int, count: int) -> list[int]:
-    """What any mock rank makes of a prompt."""
-    job = Job(prompt)
-    return [job.next_token() for _ in range(count)]
 
 
 @attrs.define

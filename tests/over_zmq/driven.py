@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,6 +30,8 @@ from lockstep_trio.testing.zmq_ranks import ZmqRanks
 Requests = Group[EngineCoreRequest, RequestOutput]
 Stream = RequestStream[RequestOutput]
 
+PROTOCOL = VllmProtocol(vocab_size=2**31)
+"""Whatever fits into the wire, and no word of caution about it in the log."""
 SILENCE = 0.15
 """Seconds without a message that count as silence. Frames of one send arrive within a few milliseconds."""
 GUARD = 30.0
@@ -39,10 +41,10 @@ def ask(tokens: int = 1, rank: int | None = None, prompt: int = 7) -> EngineCore
     return EngineCoreRequest([prompt], SamplingParams(max_tokens=tokens), data_parallel_rank=rank)
 
 
-def bind(count: int, transport: str = "ipc") -> Any:
+def bind(count: int, transport: str = "ipc", send_hwm: int = 128) -> Any:
     handshake = "tcp://127.0.0.1:0" if transport == "tcp" else None
     identities = [VllmProtocol().identity(rank) for rank in range(count)]
-    return open_zmq_link(handshake, identities=identities, transport=transport)  # type: ignore[arg-type]
+    return open_zmq_link(handshake, identities=identities, transport=transport, send_hwm=send_hwm)  # type: ignore[arg-type]
 
 
 async def until(fact: Callable[[], object], patience: float = 10.0) -> None:
@@ -111,12 +113,34 @@ async def drive(
 
 @asynccontextmanager
 async def serve(
-    count: int = 2, *, lockstep: bool = True, transport: str = "ipc", **mock: Any
+    count: int = 2,
+    *,
+    transport: str = "ipc",
+    send_hwm: int = 128,
+    protocol: VllmProtocol = PROTOCOL,
+    guard: float = 120.0,
+    lockstep: bool = True,
+    step_time: float = 0.0,
+    sync: Sync = DEFAULT_SYNC,
+    load_time: float | Sequence[float] = 0.0,
+    max_model_len: int = 4096,
+    **options: Any,
 ) -> AsyncIterator[tuple[Requests, MockRanks]]:
-    """A group with mock ranks as processes."""
-    link = bind(count, transport)
-    async with (
-        open_mock_ranks(link.handshake_endpoint, ranks=count, lockstep=lockstep, **mock) as mocks,
-        open_group(link, ranks=count, protocol=VllmProtocol(), hello_timeout=25.0, ready_timeout=25.0) as group,
-    ):
-        yield group, mocks
+    """A group with mock ranks as processes; ``options`` are those of ``open_group``."""
+    with trio.fail_after(guard):
+        link = bind(count, transport, send_hwm)
+        async with (
+            open_mock_ranks(
+                link.handshake_endpoint,
+                ranks=count,
+                lockstep=lockstep,
+                step_time=step_time,
+                sync=sync,
+                load_time=load_time,
+                max_model_len=max_model_len,
+            ) as mocks,
+            open_group(
+                link, ranks=count, protocol=protocol, **{"hello_timeout": 25.0, "ready_timeout": 25.0, **options}
+            ) as group,
+        ):
+            yield group, mocks

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
 
 import pytest
@@ -26,7 +26,6 @@ from lockstep_trio import (
     SamplingParams,
     StreamOverflow,
     UtilityFailed,
-    VllmProtocol,
     WireError,
     open_group,
     open_zmq_link,
@@ -34,10 +33,11 @@ from lockstep_trio import (
 from lockstep_trio.core import GroupPhase, RankPhase
 from lockstep_trio.engines.vllm.handshake import VllmHandshake
 from lockstep_trio.link import zmq_link
-from lockstep_trio.testing.engine_rank import DEAD, EngineRank, Job
+from lockstep_trio.testing.engine_rank import DEAD, EngineRank, tokens_of
 from lockstep_trio.testing.faults import Faults, inject
 from lockstep_trio.testing.mock_ranks import MockRanks, open_mock_ranks
-from over_zmq.driven import Requests, Stream, ask, collect, until
+from over_zmq import driven
+from over_zmq.driven import PROTOCOL, Requests, Stream, ask, collect, until
 
 pytestmark = pytest.mark.trio
 
@@ -47,44 +47,11 @@ NOTICED = 5.0
 """Seconds: ten times the aim for the loss of a rank."""
 LONG = 100_000
 """Tokens of a request that does not end by itself in a test."""
-PROTOCOL = VllmProtocol(vocab_size=2**31)
 
 
-@asynccontextmanager
-async def serve(
-    count: int,
-    *,
-    lockstep: bool = True,
-    step_time: float = 0.002,
-    load_time: float | Sequence[float] = 0.0,
-    max_model_len: int = 2 * LONG,
-    send_hwm: int = 1000,
-    transport: Literal["ipc", "tcp"] = "ipc",
-    guard: float = 60.0,
-    **options: Any,
-) -> AsyncIterator[tuple[Requests, MockRanks]]:
-    """A group of mock ranks; ``options`` are those of ``open_group``."""
-    identities = [PROTOCOL.identity(rank) for rank in range(count)]
-    handshake = "tcp://127.0.0.1:0" if transport == "tcp" else None
-    with trio.fail_after(guard):
-        link = open_zmq_link(handshake, identities=identities, transport=transport, send_hwm=send_hwm)
-        async with (
-            open_mock_ranks(
-                link.handshake_endpoint,
-                ranks=count,
-                lockstep=lockstep,
-                step_time=step_time,
-                load_time=load_time,
-                max_model_len=max_model_len,
-            ) as mocks,
-            open_group(link, ranks=count, protocol=PROTOCOL, **options) as group,
-        ):
-            yield group, mocks
-
-
-def tokens(prompt: int, count: int) -> list[int]:
-    job = Job(prompt)
-    return [job.next_token() for _ in range(count)]
+def serve(count: int, **given: Any) -> AbstractAsyncContextManager[tuple[Requests, MockRanks]]:
+    """With steps slow enough for something to happen in between, and requests that do not end by themselves."""
+    return driven.serve(count, **{"step_time": 0.002, "max_model_len": 2 * LONG, "send_hwm": 1000, **given})
 
 
 def phase(group: Requests, rank: int) -> RankPhase:
@@ -145,7 +112,7 @@ async def test_what_was_readable_before_the_death_of_a_rank_is_read_before_its_s
         for rank, stream in enumerate(streams):
             late = await stream.receive()
             assert late.token_ids
-            assert set(late.token_ids) <= set(tokens(rank, 2000))
+            assert set(late.token_ids) <= set(tokens_of(rank, 2000))
             await fails(stream.receive, FaultKind.DISCONNECTED, rank=1)
 
 
@@ -216,7 +183,7 @@ async def test_with_a_thousand_streams_open_each_of_those_concerned_is_told_of_a
         for stream in streams:
             if stream not in concerned:
                 with trio.fail_after(30):
-                    assert await collect(stream) == tokens(7, 20)
+                    assert await collect(stream) == tokens_of(7, 20)
         assert group.statistics().state.in_flight == 0
         assert not group._coordinator._buffers
 
@@ -234,7 +201,7 @@ async def test_a_rank_that_says_that_it_dies_is_lost_for_that_reason_behind_its_
             async for output in stream:
                 read += output.token_ids
         assert (caught.value.rank, caught.value.fault.kind) == (1, FaultKind.DIED)
-        assert read == tokens(5, 3)
+        assert read == tokens_of(5, 3)
 
 
 async def test_an_independent_rank_that_vanishes_takes_its_own_streams_along_and_no_others() -> None:
@@ -244,7 +211,7 @@ async def test_an_independent_rank_that_vanishes_takes_its_own_streams_along_and
         lost = [await group.submit(ask(LONG, 1)) for _ in range(5)]
         await all_fail(lost, *GONE, rank=1)
         for number, stream in enumerate(kept):
-            assert await collect(stream) == tokens(number, 100)
+            assert await collect(stream) == tokens_of(number, 100)
         assert group.fault is None
         assert phase(group, 1) is RankPhase.LOST
 
@@ -309,7 +276,7 @@ async def test_a_rank_that_is_frozen_while_it_has_no_work_is_not_missed_and_serv
         await trio.sleep(3.0)  # half as long again as a rank with work would be given
         assert group.fault is None
         mocks.thaw(0)
-        assert await collect(await group.submit(ask(3, 0))) == tokens(7, 3)
+        assert await collect(await group.submit(ask(3, 0))) == tokens_of(7, 3)
         assert [phase(group, rank) for rank in (0, 1)] == [RankPhase.SERVING] * 2
 
 
@@ -318,7 +285,7 @@ async def test_a_step_that_takes_longer_than_the_stall_timeout_is_not_a_death() 
         await inject(group, Faults(slow_steps=1, slow_step=1.5), ranks=[1])
         streams = [await group.submit(ask(20, rank)) for rank in (0, 1)]
         for stream in streams:
-            assert await collect(stream) == tokens(7, 20)
+            assert await collect(stream) == tokens_of(7, 20)
         assert group.fault is None
 
 
@@ -327,7 +294,7 @@ async def test_a_rank_that_answers_no_calls_goes_on_serving_requests() -> None:
         await inject(group, Faults(deaf=True), ranks=[0])
         with pytest.raises(trio.TooSlowError):
             await group.call_utility("is_sleeping", ranks=[0], timeout=0.2)
-        assert await collect(await group.submit(ask(50, 0))) == tokens(7, 50)
+        assert await collect(await group.submit(ask(50, 0))) == tokens_of(7, 50)
         await inject(group, Faults(), ranks=[0])
         assert await group.call_utility("is_sleeping", ranks=[0]) == {0: False}
 
@@ -358,7 +325,7 @@ async def work_elsewhere(group: Requests, count: int) -> float:
         stream = await group.submit(ask(2, 1))
         took.append(time.perf_counter() - began)
         with trio.fail_after(NOTICED):
-            assert await collect(stream) == tokens(7, 2)
+            assert await collect(stream) == tokens_of(7, 2)
     return max(took)
 
 
@@ -377,7 +344,7 @@ async def test_a_rank_that_stops_reading_holds_up_nobody_else_and_loses_nothing_
         mocks.thaw(0)
         for stream in taken:
             with trio.fail_after(60):
-                assert await collect(stream) == tokens(2**30, 1)
+                assert await collect(stream) == tokens_of(2**30, 1)
         counts = (await group.call_utility("mock_counts"))[0]
         assert isinstance(counts, dict)
         assert counts["Add"] == len(taken) == group.statistics().ranks[0].counts.adds
@@ -395,7 +362,7 @@ async def test_a_rank_that_does_not_read_on_in_time_is_lost_as_a_whole_and_alone
         await all_fail(taken, FaultKind.SEND_TIMEOUT, rank=0)
         figure("a rank that does not read: given up after send_timeout=2", time.perf_counter() - frozen, "s")
         assert group.statistics().ranks[0].outbox_bytes == 0
-        assert await collect(await group.submit(ask(3))) == tokens(7, 3)
+        assert await collect(await group.submit(ask(3))) == tokens_of(7, 3)
 
 
 async def test_a_rank_that_does_not_read_for_a_while_catches_up() -> None:
@@ -404,7 +371,7 @@ async def test_a_rank_that_does_not_read_for_a_while_catches_up() -> None:
         began = time.perf_counter()
         streams = [await group.submit(ask(3, 0)) for _ in range(20)]
         for stream in streams:
-            assert await collect(stream) == tokens(7, 3)
+            assert await collect(stream) == tokens_of(7, 3)
         assert time.perf_counter() - began > 0.2
 
 
@@ -419,7 +386,7 @@ async def test_messages_that_come_late_and_unevenly_change_nothing_but_the_time(
             began = time.perf_counter()
             streams = [await group.submit(ask(20, rank)) for rank in (0, 1)]
             for stream in streams:
-                assert await collect(stream) == tokens(7, 20)
+                assert await collect(stream) == tokens_of(7, 20)
             assert time.perf_counter() - began > 0.1
         await group.wait_parked()
 
@@ -435,7 +402,7 @@ async def test_an_output_that_cannot_be_read_ends_its_own_request_alone() -> Non
         await inject(group, Faults(damaged_outputs=1), ranks=[0])  # the first of a message
         with trio.fail_after(NOTICED), pytest.raises(WireError):
             await collect(first)
-        assert await collect(second) == tokens(2, 50)
+        assert await collect(second) == tokens_of(2, 50)
         await group.wait_parked()
         assert group.fault is None
 
@@ -452,8 +419,8 @@ async def test_after_a_message_that_cannot_be_read_no_stream_of_its_rank_goes_on
             with trio.fail_after(NOTICED), pytest.raises(WireError):
                 await collect(stream)
         for prompt, stream in enumerate(others):
-            assert await collect(stream) == tokens(prompt, 200)
-        assert await collect(await group.submit(ask(3, 0))) == tokens(7, 3)
+            assert await collect(stream) == tokens_of(prompt, 200)
+        assert await collect(await group.submit(ask(3, 0))) == tokens_of(7, 3)
 
 
 async def test_a_final_output_in_a_message_that_cannot_be_read_leaves_nobody_waiting() -> None:
@@ -462,7 +429,7 @@ async def test_a_final_output_in_a_message_that_cannot_be_read_leaves_nobody_wai
         stream = await group.submit(ask(1))
         with trio.fail_after(NOTICED), pytest.raises(WireError):
             await collect(stream)
-        assert await collect(await group.submit(ask(3))) == tokens(7, 3)
+        assert await collect(await group.submit(ask(3))) == tokens_of(7, 3)
 
 
 @pytest.mark.parametrize("fault", [Faults(torn=1), Faults(junk=[b"\xc1"])], ids=["torn", "junk"])
@@ -489,13 +456,13 @@ async def test_an_independent_rank_of_which_nothing_can_be_read_is_lost_and_the_
                     await collect(await group.submit(ask(20, 0)))
         error = await fails(lambda: group.submit(ask(1, 0)), FaultKind.UNDECODABLE, rank=0)
         assert "0.32.0" in str(error)
-        assert await collect(await group.submit(ask(3))) == tokens(7, 3)
+        assert await collect(await group.submit(ask(3))) == tokens_of(7, 3)
 
 
 async def test_a_load_report_that_makes_no_sense_costs_nothing() -> None:
     async with serve(2) as (group, _):
         await inject(group, Faults(damaged_stats=50))
-        assert await collect(await group.submit(ask(60))) == tokens(7, 60)
+        assert await collect(await group.submit(ask(60))) == tokens_of(7, 60)
         await group.wait_parked()
         assert sum(each.damaged for each in group.statistics().ranks) >= 50
 
@@ -519,10 +486,10 @@ async def test_a_second_engine_with_the_name_of_a_live_one_is_not_heard_and_its_
                 outputs.send_multipart(lie)
             await until(lambda: group.statistics().ranks[1].dropped >= 4)
             context.destroy(linger=0)
-        assert await collect(stream) == tokens(7, 100)
+        assert await collect(stream) == tokens_of(7, 100)
         await group.wait_parked()
         assert group.fault is None
-        assert await collect(await group.submit(ask(3, 1))) == tokens(7, 3)
+        assert await collect(await group.submit(ask(3, 1))) == tokens_of(7, 3)
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------
@@ -540,7 +507,7 @@ async def test_a_reader_that_never_reads_loses_its_own_request_while_ten_others_
         async with trio.open_nursery() as nursery:
             for prompt, stream in enumerate(others):
                 nursery.start_soon(follow, prompt, stream)
-        assert read == {prompt: tokens(prompt, 400) for prompt in range(10)}
+        assert read == {prompt: tokens_of(prompt, 400) for prompt in range(10)}
         await group.wait_parked()  # so the sleeper's was aborted on the engine too
         await sleeper.receive()
         with pytest.raises(StreamOverflow, match="500"):
@@ -569,7 +536,7 @@ async def test_a_rank_that_refuses_new_work_finishes_what_it_has_and_is_not_aske
                 assert stream.rank == 1
         with pytest.raises(RequestRejected):
             await group.submit(ask(1, 0))
-        assert (await collect(old))[-1] == tokens(7, 60)[-1]
+        assert (await collect(old))[-1] == tokens_of(7, 60)[-1]
         await inject(group, Faults(refuse=True), ranks=[1])
         with pytest.raises(UtilityFailed):
             await group.call_utility("is_sleeping", ranks=[1])

@@ -10,8 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -33,7 +32,6 @@ from lockstep_trio import (
     RankFailed,
     SamplingParams,
     UtilityFailed,
-    VllmProtocol,
     WireError,
     open_group,
 )
@@ -42,43 +40,20 @@ from lockstep_trio.engines.vllm.handshake import VllmHandshake
 from lockstep_trio.link import handshake, zmq_group, zmq_link
 from lockstep_trio.link.zmq_link import ZmqRankLink
 from lockstep_trio.runtime import opening
-from lockstep_trio.testing.engine_rank import DEAD, EngineRank, Job
+from lockstep_trio.testing.engine_rank import DEAD, EngineRank, tokens_of
 from lockstep_trio.testing.faults import Faults, inject
-from lockstep_trio.testing.mock_ranks import MockRanks, open_mock_ranks
 from lockstep_trio.testing.rank_model import Add, Call, StartWave
 from lockstep_trio.testing.zmq_ranks import ZmqRanks
-from over_zmq.driven import Driven, Requests, Stream, ask, bind, collect, drive, until
+from over_zmq.driven import PROTOCOL, Driven, Requests, Stream, ask, bind, collect, drive, serve, until
 
 Figure = Callable[[str, float, str], None]
 
-PROTOCOL = VllmProtocol(vocab_size=2**31)
 ABORTED, WRONG = 2, 3
 """``FinishReason`` on the wire."""
 
 
-@asynccontextmanager
-async def processes(
-    count: int, *, lockstep: bool = True, step_time: float = 0.0, max_model_len: int = 4096, **options: Any
-) -> AsyncIterator[tuple[Requests, MockRanks]]:
-    """A group of mock ranks that are processes; ``options`` are those of ``open_group``."""
-    with trio.fail_after(120):
-        link = bind(count)
-        async with (
-            open_mock_ranks(
-                link.handshake_endpoint,
-                ranks=count,
-                lockstep=lockstep,
-                step_time=step_time,
-                max_model_len=max_model_len,
-            ) as mocks,
-            open_group(link, ranks=count, protocol=PROTOCOL, **options) as group,
-        ):
-            yield group, mocks
-
-
 def tokens(count: int, prompt: int = 7) -> list[int]:
-    job = Job(prompt)
-    return [job.next_token() for _ in range(count)]
+    return tokens_of(prompt, count)
 
 
 def output(wire_id: str, token_ids: object = (), finish: int | None = None, *, logprobs: object = None) -> list[Any]:
@@ -179,7 +154,7 @@ async def test_a_hundred_thousand_messages_of_eight_ranks_all_arrive_while_fifty
             submitted.append(stream.rank)
             assert await collect(stream) == tokens(2)
 
-    async with processes(ranks, lockstep=False, max_model_len=2 * each, unread_limit=each) as (group, _):
+    async with serve(ranks, lockstep=False, max_model_len=2 * each, unread_limit=each) as (group, _):
         began = time.perf_counter()
         async with trio.open_nursery() as crowd:
             async with trio.open_nursery() as readers:
@@ -239,7 +214,7 @@ async def test_a_call_that_a_rank_owes_an_answer_fails_when_the_rank_is_killed_a
             await group.call_utility("is_sleeping", timeout=None)
         ends.append((caught.value.rank, caught.value.fault.kind))
 
-    async with processes(2, lockstep=lockstep) as (group, mocks):
+    async with serve(2, lockstep=lockstep) as (group, mocks):
         await inject(group, Faults(deaf=True), ranks=[0])
         with trio.fail_after(10):
             async with trio.open_nursery() as callers:
@@ -698,7 +673,7 @@ async def test_a_group_with_a_thousand_unsent_messages_to_a_frozen_rank_is_left_
     tasks = trio.lowlevel.current_statistics().tasks_living
     async with trio.open_nursery() as readers:
         with trio.CancelScope() as scope:
-            async with processes(2, close_grace=0.5, stall_timeout=None) as (group, mocks):
+            async with serve(2, close_grace=0.5, stall_timeout=None) as (group, mocks):
                 mocks.freeze(1)
                 prompt = [2**30] * 1_000
                 for _ in range(1_000):
@@ -813,8 +788,8 @@ def test_ctrl_c_at_any_stage_of_the_start_ends_a_program_in_no_time_and_leaves_n
 
 
 INTERRUPTED = {
-    "HandshakeSocket": ["open_router", "Connections", "bind", "Watch"],
-    "ZmqRankLink": ["open_router", "open_pull", "Connections", "bind", "Watch", "Outputs"],
+    "HandshakeSocket": ["open_router", "Connections", "listen", "Watch"],
+    "ZmqRankLink": ["open_router", "open_pull", "Connections", "listen", "Watch", "Outputs"],
     "ZmqGroupLink": ["new_context", "PrivateDirectory", "HandshakeSocket", "ZmqRankLink"],
 }
 """Class -> what it calls in its own module while it opens sockets and files."""

@@ -14,7 +14,7 @@ import trio.testing
 from lockstep_trio.engines.vllm import EngineCoreRequest, RequestOutput, SamplingParams, VllmProtocol
 from lockstep_trio.runtime import Group, RequestStream, open_group
 from lockstep_trio.runtime.coordinator import Coordinator
-from lockstep_trio.testing.engine_rank import DEFAULT_SYNC, Job
+from lockstep_trio.testing.engine_rank import DEFAULT_SYNC, tokens_of
 from lockstep_trio.testing.rank_model import Add, Drop, StartWave, Sync, ToRank
 from lockstep_trio.testing.simulated import SimulatedGroup
 
@@ -36,8 +36,7 @@ def ask(steps: int, *, rank: int | None = None, name: str | None = None) -> Engi
 
 def tokens(steps: int) -> list[int]:
     """What a rank answers to ``ask(steps)``."""
-    job = Job(PROMPT)
-    return [job.next_token() for _ in range(steps)]
+    return tokens_of(PROMPT, steps)
 
 
 @attrs.define
