@@ -34,6 +34,7 @@ async def come_up(sim: SimulatedGroup, **options: Any) -> None:
 async def test_a_group_comes_up_and_goes_down_and_nothing_is_sent(nursery: trio.Nursery) -> None:
     async with rig(3, nursery=nursery) as r:
         assert r.group.lockstep
+        assert r.sim.link.handshake_closed  # whoever says hello now is let in by nobody
     assert [r.kinds(rank) for rank in range(3)] == [[]] * 3
     assert r.sim.link._heard.statistics().open_receive_channels == 0
 
