@@ -83,6 +83,7 @@ class RankLink(Protocol):
     async def wait(self, *, writable: bool) -> None:
         """Return when something may have changed: a message, a registration, a loss, ``wake``, or (if asked) room.
 
+        A message that was not fetched ends every wait at once, behind a checkpoint.
         Spurious returns are allowed. Raises ``trio.BusyResourceError`` if another task waits already and
         ``trio.ClosedResourceError`` once closed. Cancellation: loses nothing.
         """

@@ -218,7 +218,6 @@ class RankDriver:
         for _ in range(BURST):
             if self._link.receive_nowait() is None:
                 return
-        self._link.wake()
 
     async def _wait_for_room(self, deadline: float) -> None:
         with trio.move_on_at(deadline) as scope:
@@ -230,7 +229,7 @@ class RankDriver:
                 self.lose(FaultKind.SEND_TIMEOUT, f"{len(self._outbox)} messages waited {self._send_timeout} s")
 
     def _pump(self) -> None:
-        for _ in range(BURST):
+        for _ in range(BURST):  # what is left ends the next wait at once
             frames = self._link.receive_nowait()
             if frames is None:
                 # What was readable when the connection was lost has been handled by now.
@@ -239,7 +238,6 @@ class RankDriver:
                 return
             self.last_seen = trio.current_time()
             self._hear(frames)
-        self._link.wake()
 
     def _hear(self, frames: Sequence[bytes]) -> None:
         if self.fault is not None:
