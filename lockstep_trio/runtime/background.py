@@ -23,6 +23,7 @@ class Background:
         self.on_crash: Callable[[], None] = lambda: None
         """Called when one does, for whoever waits shielded."""
 
+    @trio.lowlevel.enable_ki_protection  # a task that is counted and never starts would be waited for
     def start(self, function: Callable[[], Awaitable[None]]) -> None:
         """Run a function as a child task. If it raises, which is a bug, the nursery cancels the block."""
         # Made here and not in the task, which may not have run at all when it is to be stopped.
@@ -56,6 +57,7 @@ class Background:
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection  # half a start, or an end without stop, would wait for ever; checkpoints still raise
 async def open_background() -> AsyncIterator[Background]:
     """Background tasks for a block. What the block raises leaves as it is, not wrapped in an exception group."""
     raised: BaseException | None = None

@@ -33,6 +33,7 @@ logger = logging.getLogger("lockstep_trio")
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection  # a Ctrl-C comes at a checkpoint: between two lines it would leave sockets or tasks
 async def open_group(
     handshake: str | GroupLink,
     *,
