@@ -214,6 +214,7 @@ class ZmqSocket:
         if self._closed:
             raise trio.ClosedResourceError("this socket is closed")
 
+    @trio.lowlevel.enable_ki_protection
     async def _until(self, event: int) -> None:
         """Sleep until the socket may be ready for ``event``.
 

@@ -13,6 +13,9 @@ module             what it does
 ``background``     the one nursery
 ``waiting``        a hand-over between two tasks
 =================  =============================================================================
+
+A Ctrl-C is raised at a checkpoint of whoever opened the group or waits for something in it, and nowhere else in here:
+between two lines it would leave a task that nobody stops, or a request that nobody aborts.
 """
 
 from .coordinator import RankCounts

@@ -57,7 +57,7 @@ class Background:
 
 
 @asynccontextmanager
-@trio.lowlevel.enable_ki_protection  # half a start, or an end without stop, would wait for ever; checkpoints still raise
+@trio.lowlevel.enable_ki_protection  # an end without stop would wait for ever; checkpoints still raise
 async def open_background() -> AsyncIterator[Background]:
     """Background tasks for a block. What the block raises leaves as it is, not wrapped in an exception group."""
     raised: BaseException | None = None

@@ -73,6 +73,7 @@ class Group(Generic[RequestT, OutputT]):
         """Why the group failed, None while it stands."""
         return self._coordinator.machine.fault
 
+    @trio.lowlevel.enable_ki_protection
     async def submit(self, request: RequestT) -> RequestStream[OutputT]:
         """Hand a request to a rank and return the stream of its outputs.
 
@@ -104,6 +105,7 @@ class Group(Generic[RequestT, OutputT]):
         await coordinator.submit(Submission(buffer, add, head.rank, sum(map(len, add))))
         return RequestStream(buffer, session.merge, coordinator.leave)
 
+    @trio.lowlevel.enable_ki_protection
     async def call_utility(
         self,
         method: str,
@@ -203,6 +205,7 @@ class Group(Generic[RequestT, OutputT]):
         if self.fault is not None:
             raise GroupFailed(self.fault)
 
+    @trio.lowlevel.enable_ki_protection
     async def drain(self) -> None:
         """Take nothing new and sleep until all that is in flight has ended and the ranks have parked.
 

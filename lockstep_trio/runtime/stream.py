@@ -70,6 +70,7 @@ class StreamBuffer:
         taken, self.unread = self.unread, []
         return taken
 
+    @trio.lowlevel.enable_ki_protection
     async def wait(self) -> None:
         """Until something was pushed or it is over. Cancellation: loses nothing."""
         self._reader = trio.lowlevel.current_task()
@@ -119,6 +120,7 @@ class RequestStream(trio.abc.ReceiveChannel[OutputT], Generic[OutputT]):
         """The rank that holds the request."""
         return self._buffer.rank
 
+    @trio.lowlevel.enable_ki_protection
     async def receive(self) -> OutputT:
         """The next output: everything that has come since the last one, merged.
 
@@ -164,6 +166,7 @@ class RequestStream(trio.abc.ReceiveChannel[OutputT], Generic[OutputT]):
         self.close()
         await trio.lowlevel.checkpoint()
 
+    @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
         """``aclose`` without the checkpoint, for code that cannot wait."""
         if not self._closed:

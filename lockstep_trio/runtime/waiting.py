@@ -46,6 +46,7 @@ class Slot(Generic[T]):
             trio.lowlevel.reschedule(self._task)
             self._task = None
 
+    @trio.lowlevel.enable_ki_protection
     async def wait(self) -> T:
         """The result. To be called once. Cancellation: see ``abandoned``."""
         if self.filled:

@@ -138,6 +138,7 @@ class ZmqRanks(DrivenGroup):
         """``come_up`` for one rank."""
         engine = self.ranks[rank]
         handshake = _Reader(self._dial(zmq.DEALER, self._handshake, engine.identity))
+        linger = 0.0  # there are no last words for a client that is gone
         try:
             handshake.socket.send(engine.hello())
             [init] = await handshake.receive()
@@ -146,13 +147,16 @@ class ZmqRanks(DrivenGroup):
             self._connections[rank] = _Connection(requests, self._dial(zmq.PUSH, output_endpoint))
             requests.send(engine.registration())
             handshake.socket.send(engine.ready())
+            linger = LAST_WORDS
         finally:
-            handshake.close(LAST_WORDS)
+            handshake.close(linger)
 
     def _dial(self, kind: int, endpoint: str, identity: bytes = b"") -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.set(zmq.SNDHWM, 0)
-        socket.set(zmq.RECONNECT_IVL, -1)  # a rank connects once in its life
+        # A rank connects once in its life. An hour and not -1 (never), with which libzmq 4.3.5 may wait for ever for a
+        # socket that is closed while its peer hangs up in the middle of its greeting.
+        socket.set(zmq.RECONNECT_IVL, 3_600_000)
         if identity:
             socket.set(zmq.ROUTING_ID, identity)
         socket.connect(endpoint)

@@ -53,6 +53,9 @@ MODEL: Final[dict[str, Any]] = {
 
 MAX_MODEL_LEN: Final = 512
 MAX_NUM_SEQS: Final = 8
+NICENESS: Final = 10
+"""An engine that waits for its other rank spins, two threads of each: with equal rights they starve everybody on a
+small machine, for seconds. A server that shares its machine with them would want the same."""
 
 
 class GroupNotRunning(Exception):
@@ -124,6 +127,8 @@ class VllmGroup:
             "dtype": "float32",
             "max-model-len": MAX_MODEL_LEN,
             "max-num-seqs": MAX_NUM_SEQS,
+            # All prompts in one step: on a CPU a request with a seed must not take two, see VllmProtocol.seeds.
+            "max-num-batched-tokens": MAX_NUM_SEQS * MAX_MODEL_LEN,
             "data-parallel-size": self.ranks,
             "data-parallel-size-local": self.ranks,
             "data-parallel-address": HOST,
@@ -131,7 +136,7 @@ class VllmGroup:
         }
         flags = ("--headless", "--skip-tokenizer-init", "--enforce-eager")
         given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        launcher = (str(self.environment.python), str(self.environment.launcher))
+        launcher = ("nice", "-n", str(NICENESS), str(self.environment.python), str(self.environment.launcher))
         return [*launcher, "serve", str(model), *flags, *given, *self._arguments]
 
     def check_running(self) -> None:

@@ -33,6 +33,8 @@ class Limits:
     """Prompt and output together, tokens."""
     priority_position: int | None = None
     """Index of ``priority`` in the request array; None if the version cannot be told."""
+    seeds: bool = True
+    """Whether the engines survive a ``seed``."""
 
     @property
     def token_bound(self) -> int:

@@ -126,6 +126,10 @@ class VllmProtocol:
     """The model's vocabulary as the engine counts it; None if unknown."""
     max_logprobs: int = attrs.field(default=20, kw_only=True)
     """The engines' ``--max-logprobs``; -1 for no limit but the vocabulary."""
+    seeds: bool = attrs.field(default=True, kw_only=True)
+    """Whether a request may have a ``seed``. On a CPU the engine dies of one whose prompt is prefilled in more than one
+    step (0.32.0, ``v1/worker/gpu_model_runner.py: _bookkeeping_sync``), which no engine tells and no request shows:
+    False, unless ``--max-num-batched-tokens`` has room for all prompts at once. With a GPU there is nothing to fear."""
     version: str | None = attrs.field(default=None, kw_only=True)
     """Speak to the engines as to this version, whatever they say; None to go by what they say."""
 
@@ -159,5 +163,11 @@ class VllmProtocol:
         """
         check_agreement(infos)
         version = settle_version(infos, self.version)
-        limits = Limits(self.vocab_size, self.max_logprobs, infos[0].max_model_len, priority_position(version, infos))
+        limits = Limits(
+            self.vocab_size,
+            self.max_logprobs,
+            infos[0].max_model_len,
+            priority_position(version, infos),
+            seeds=self.seeds,
+        )
         return VllmSession(settle_lockstep(infos, lockstep), limits, infos[0].version)

@@ -55,6 +55,12 @@ def _tokens(field: str, value: object, limits: Limits) -> list[int]:
     return list(dict.fromkeys(token_ids(field, value, limits.token_bound)))
 
 
+def _seed(field: str, value: object, limits: Limits) -> int:
+    if not limits.seeds:
+        raise reject(field, value, "None: the protocol was told seeds=False")
+    return whole(field, value, -(2**63), 2**63 - 1, "a signed 64-bit integer, or None")
+
+
 def _logprobs(field: str, value: object, limits: Limits) -> int:
     caps = [cap for cap in (limits.max_logprobs, limits.vocab_size) if cap is not None and cap >= 0]
     most = min(caps, default=INT32)
@@ -103,7 +109,7 @@ _CHECKS: Final[dict[str, Check]] = {
     "presence_penalty": _real(-2, 2, "from -2 to 2"),
     "frequency_penalty": _real(-2, 2, "from -2 to 2"),
     "repetition_penalty": _real(0, math.inf, "above 0 and finite", above=True),
-    "seed": _whole(-(2**63), 2**63 - 1, "a signed 64-bit integer, or None"),
+    "seed": _seed,
     "max_tokens": _whole(1, INT32, f"an integer from 1 to {INT32}"),
     "min_tokens": _whole(0, INT32, "an integer from 0 to max_tokens"),
     "stop_token_ids": _tokens,

@@ -89,6 +89,16 @@ def test_what_the_ranks_and_the_caller_told_limits_the_requests() -> None:
             session.encode_add(request, "w")
 
 
+def test_a_seed_is_refused_where_it_could_kill() -> None:
+    request = EngineCoreRequest([1], SamplingParams(seed=7))
+    VllmProtocol().session(INFOS).encode_add(request, "w")
+    session = VllmProtocol(seeds=False).session(INFOS)
+    with pytest.raises(RequestRejected, match="seeds=False") as caught:
+        session.encode_add(request, "w")
+    assert (caught.value.field, caught.value.value) == ("sampling.seed", 7)
+    session.encode_add(EngineCoreRequest([1]), "w")
+
+
 def test_a_priority_goes_where_the_version_has_it() -> None:
     request = EngineCoreRequest([1], priority=7)
     for version, position in (("0.20.1", 12), ("0.21.0", 13), ("0.33.0", 13)):
