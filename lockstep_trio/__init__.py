@@ -21,6 +21,12 @@ Everything else is private. Importing this package imports none of its extras.
 
 from __future__ import annotations
 
+from lockstep_trio.engines.tokenspeed import (
+    TokenSpeedOutput,
+    TokenSpeedProtocol,
+    TokenSpeedRequest,
+    TokenSpeedSampling,
+)
 from lockstep_trio.engines.vllm import EngineCoreRequest, FinishReason, RequestOutput, SamplingParams, VllmProtocol
 from lockstep_trio.errors import (
     EngineLost,
@@ -64,6 +70,10 @@ __all__ = [
     "RequestStream",
     "SamplingParams",
     "StreamOverflow",
+    "TokenSpeedOutput",
+    "TokenSpeedProtocol",
+    "TokenSpeedRequest",
+    "TokenSpeedSampling",
     "UtilityFailed",
     "VllmProtocol",
     "WireError",

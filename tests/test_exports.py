@@ -32,6 +32,10 @@ CLIENT = {
     "RequestOutput",
     "RequestStream",
     "SamplingParams",
+    "TokenSpeedOutput",
+    "TokenSpeedProtocol",
+    "TokenSpeedRequest",
+    "TokenSpeedSampling",
     "VllmProtocol",
     "open_group",
     "open_zmq_link",
@@ -48,6 +52,7 @@ CORE = {
     *("RankDraining", "RankLost", "Event", "Request"),
     *("SendAdd", "SendAbort", "SendStart", "SendFence", "EndRequests", "LoseRank", "LoseGroup", "Settled", "Ignored"),
     *("Effect", "WaveRule", "ExactWake", "Start", "Fence", "WaveAction"),
+    *("Pausing", "Paused", "Resumed", "PausePhase"),
     *("GroupMachine", "GroupSnapshot", "RankSnapshot", "GroupPhase", "RankPhase", "History", "Load", "score"),
 }
 

@@ -10,7 +10,7 @@ Life of a connection: ``EngineProtocol.handshake`` -> frames are fed to the ``Ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias, TypeVar, final
+from typing import Literal, Protocol, TypeAlias, TypeVar, final
 
 import attrs
 
@@ -48,6 +48,10 @@ class RankInfo:
     """Longest prompt plus output, tokens."""
     raw: Mapping[str, object] = attrs.field(factory=dict, repr=False)
     """READY and registration maps merged, as they came."""
+    block_size: int | None = attrs.field(default=None, kw_only=True)
+    """Tokens per block of its KV cache."""
+    answers: Mapping[str, bool] = attrs.field(factory=dict, repr=False)
+    """What it was asked because it had not told it: whether it has a method."""
 
 
 @final
@@ -61,6 +65,46 @@ class RequestHead:
     """Pinned rank, None to have one selected."""
 
 
+PauseMode: TypeAlias = Literal["wait", "abort", "keep"]
+"""What becomes of requests in flight: those that have begun go on to their end and others wait; all are aborted; or all
+are frozen, and go on when the group is resumed."""
+
+
+@final
+@attrs.frozen
+class Pause:
+    """Stop working."""
+
+    mode: PauseMode
+    clear_cache: bool
+
+
+@final
+@attrs.frozen
+class Resume:
+    """Work again."""
+
+
+@final
+@attrs.frozen
+class Sleep:
+    """Stop working and let go of memory: nothing at level 0, the weights to the host at 1, everything at 2."""
+
+    level: int
+    mode: PauseMode
+
+
+@final
+@attrs.frozen
+class WakeUp:
+    """Take back memory, all of it or what has these tags, and work again once there is all of it."""
+
+    tags: tuple[str, ...] | None
+
+
+PauseCall: TypeAlias = Pause | Resume | Sleep | WakeUp
+
+
 @final
 @attrs.frozen
 class LoadReport:
@@ -72,6 +116,9 @@ class LoadReport:
     """Requests that take part in steps."""
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1; None if not told."""
+    while_idle: bool = attrs.field(default=True, kw_only=True)
+    """The rank reports once more when it falls idle. Where it does not, its last words count what has ended since, and
+    are not believed any more once we hold nothing on it."""
 
 
 @final
@@ -140,6 +187,14 @@ class Handshake(Protocol):
         """The first message of ``rank`` on its own input socket (frames without the identity)."""
         ...
 
+    def questions(self) -> Sequence[tuple[int, tuple[Frame, ...]]]:
+        """(rank, message) to be sent to its input socket: what it has not told. Each is returned once."""
+        ...
+
+    def answered(self, rank: int, frames: Sequence[Frame]) -> bool:
+        """A message of ``rank`` on its output socket. Returns whether it was an answer; any other is kept for later."""
+        ...
+
     @property
     def begun(self) -> bool:
         """A rank has said hello."""
@@ -152,7 +207,7 @@ class Handshake(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Every rank is ready and registered."""
+        """Every rank is ready and registered, and has answered whatever it was asked."""
         ...
 
     @property
@@ -174,8 +229,12 @@ class Session(Protocol[RequestT_contra, OutputT_co]):
         ...
 
     @property
-    def fence_method(self) -> str:
-        """A harmless utility method whose reply proves that everything sent before it was consumed."""
+    def fence_method(self) -> str | None:
+        """A harmless utility method whose reply proves that everything sent before it was consumed.
+
+        None where there are no utility calls; then ``lockstep`` must be False, because no abort could be proven, and
+        a silent rank is given up without having been asked.
+        """
         ...
 
     @property
@@ -199,7 +258,19 @@ class Session(Protocol[RequestT_contra, OutputT_co]):
     def encode_start(self, wave: int, exclude: int | None) -> tuple[Frame, ...]: ...
 
     def encode_utility(self, call_id: int, method: str, args: Sequence[object]) -> tuple[Frame, ...]:
-        """Raises ``RequestRejected`` for arguments that are not plain data."""
+        """Raises ``RequestRejected`` for arguments that are not plain data, or where there are no utility calls."""
+        ...
+
+    def encode_pause(self, call: PauseCall) -> tuple[str, tuple[object, ...]]:
+        """The method and the arguments of a utility call that pauses or resumes.
+
+        Raises ``RequestRejected`` where this engine cannot, or not in lockstep.
+        """
+        ...
+
+    @property
+    def pause_methods(self) -> frozenset[str]:
+        """Methods that nobody may call but in concert: what ``encode_pause`` returns."""
         ...
 
     def decode(self, frames: Sequence[Frame]) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep_trio import engines
-from lockstep_trio.engines import vllm
+from lockstep_trio.engines import tokenspeed, vllm
 
 
 def test_the_contract_exports_exactly_this() -> None:
@@ -25,11 +25,35 @@ def test_the_contract_exports_exactly_this() -> None:
 def test_vllm_exports_exactly_this() -> None:
     assert vllm.__all__ == [
         "EngineCoreRequest",
+        "EngineEvent",
+        "ErrorReport",
+        "EventKind",
         "FinishReason",
+        "Logprobs",
+        "LogprobsChunk",
+        "PrefillStats",
         "RequestOutput",
+        "SamplingMaskChunk",
+        "SamplingMasks",
         "SamplingParams",
+        "SpecDecodeMetrics",
+        "Tensor",
+        "TokenLogprobs",
         "VllmHandshake",
         "VllmProtocol",
         "VllmSession",
     ]
     assert all(hasattr(vllm, name) for name in vllm.__all__)
+
+
+def test_tokenspeed_exports_exactly_this() -> None:
+    assert tokenspeed.__all__ == [
+        "FinishReason",
+        "TokenSpeedHandshake",
+        "TokenSpeedOutput",
+        "TokenSpeedProtocol",
+        "TokenSpeedRequest",
+        "TokenSpeedSampling",
+        "TokenSpeedSession",
+    ]
+    assert all(hasattr(tokenspeed, name) for name in tokenspeed.__all__)

@@ -22,6 +22,11 @@ GOLDEN = [
     for frames in json.loads(path.read_text())["frames"].values()
 ]
 """What a real engine's classes wrote, first frames."""
+LAID_OUT = [
+    bytes.fromhex(json.loads((DATA / release / "outputs.json").read_text())["frames"]["everything, in line"][0])
+    for release in ("0.10.2", "0.16.0", "0.20.0", "0.33.0")
+]
+"""Outputs with everything in them, as some releases lay them out."""
 
 # The class that msgpack's compiled part goes by: under coverage `msgpack.ExtType` can be another one.
 ExtType = type(msgpack.unpackb(b"\xd4\x28x"))
@@ -37,8 +42,10 @@ PICKLED = b"cos\nopen\n(S'%s'\nI65\ntR." % os.fsencode(TOUCHED)
 """As pickle's protocol 0: `os.open(TOUCHED, O_WRONLY | O_CREAT)`."""
 
 
-def outputs(*each: list[Any], stats: Any = None, call: Any = None, done: Any = None, ask: Any = None) -> list[Any]:
-    return [0, list(each), stats, 12.5, call, None, done, ask, None]
+def outputs(
+    *each: list[Any], stats: Any = None, call: Any = None, done: Any = None, ask: Any = None, weights: Any = None
+) -> list[Any]:
+    return [0, list(each), stats, 12.5, call, None, done, ask, weights]
 
 
 def output(wire_id: str, token_ids: Sequence[int], finish: int | None = None, **parts: Any) -> list[Any]:
@@ -51,11 +58,48 @@ STATS = {"num_running_reqs": 3, "num_waiting_reqs": 2, "kv_cache_usage": 0.25, "
 LOGPROBS = [["<i8", [1, 2], ExtType(3, b"\1\0\0\0\0\0\0\0" * 2)], ["<f4", [1, 2], 1], [0]]
 A, B, C = WIRE_IDS
 
+AUX = [b"\1\0\0\0\0\0\0\0", b"\2\0\0\0\3\0\0\0\4\0\0\0"]
+"""What stands in frames of its own: two numbers of 4 bytes, or one of 8; and three of 4."""
+_INT8 = ["|i1", [8], ExtType(3, bytes(range(8)))]
+PARTS: dict[str, Any] = {
+    "new_logprobs": [
+        ["<i8", [1, 1], 1],
+        ["<f4", [1, 1], ExtType(3, b"\0\0\x80\xbf")],
+        ["<i4", [1], ExtType(3, b"\1\0\0\0")],
+    ],
+    "new_logprobs as lists": [[[5, 6]], [[-0.5, -1.0]], [1]],
+    "new_prompt_logprobs_tensors": [["int32", [3, 1], 2], ["float32", [3, 1], 2], ["int32", [3], 2], None, None],
+    "pooling_output": ["bfloat16", [2, 2], 1],
+    "finish_reason": None,
+    "stop_reason": "x",
+    "events": [{"type": 1, "timestamp": 1.5}],
+    "kv_transfer_params": {"a": [1, {"b": _INT8}]},
+    "ec_transfer_params": {"a": ["int32", [2], 1]},
+    "trace_headers": {"traceparent": "x"},
+    "prefill_stats": {"num_prompt_tokens": 9, "num_cached_tokens": 4},
+    "routed_experts": ["<i4", [1, 3, 1], 2],
+    "num_nans_in_logits": 1,
+    "mm_cache_miss_hashes": ["x"],
+    "new_sampling_mask": [["<i4", [2], 1], ["<i8", [1], 1], None],
+    "spec_decode_metrics": {"num_spec_tokens": 1, "histogram": [1, 0]},
+    "prompt_token_id_logprobs": ["float32", [2, 1], 1],
+    "error": {"code": "x", "message": "y", "retryable": True},
+}
+"""What an output of 0.33 can carry, by name, in order, with arrays that belong to `AUX`."""
+
+
+def whole_output(wire_id: str, **changes: Any) -> list[Any]:
+    """An output with everything in it."""
+    named = {name: value for name, value in PARTS.items() if name != "new_logprobs as lists"}
+    return [wire_id, [5], *{**named, **changes}.values()]
+
+
 STEPS: list[list[Any]] = [
     outputs(output(A, [5], prefill={"num_cached_tokens": 4}), output(B, [7, 8]), stats=STATS),
     outputs(output(A, [6], 1), output(B, [9], 0, stop=9), output(C, [], 2)),
     outputs(output(A, [6], logprobs=LOGPROBS, prompt_logprobs=LOGPROBS), stats=STATS, done=0),
     outputs(stats=STATS),
+    outputs(whole_output(A), whole_output(B, new_logprobs=PARTS["new_logprobs as lists"]), weights="step-7"),
     outputs(done=0),
     outputs(done=5),
     outputs(ask=1),
@@ -63,7 +107,9 @@ STEPS: list[list[Any]] = [
     outputs(call=[CALL_ID, None, [None, {"a": [1, "b", b"c"], 5: ExtType(3, b"abc")}]]),
     outputs(call=[CALL_ID, "no such method", None]),
     outputs(call=[CALL_ID, "Server shutting down", None]),
+    outputs(call=[CALL_ID, None, [None, [["int8", [8], 1]]]]),
     *[msgpack.unpackb(frame, strict_map_key=False) for frame in GOLDEN if frame != b"ENGINE_CORE_DEAD"],
+    *[msgpack.unpackb(frame, strict_map_key=False) for frame in LAID_OUT],
 ]
 """`EngineCoreOutputs`, as lists."""
 
@@ -84,6 +130,15 @@ VALUES: list[Any] = [
     *[{"num_running_reqs": -1}, {"kv_cache_usage": 2}, {"num_cached_tokens": 2**63}, {0: A, 1: [], 5: None}],
     *[ExtType(1, PICKLED), ExtType(2, PICKLED), [ExtType(1, PICKLED)], {"a": ExtType(2, PICKLED)}],
     *[ExtType(3, b""), ExtType(40, b"x"), ExtType(127, b""), ExtType(3, b"x" * 300)],
+    *[["int8", [8], 1], ["float16", [4], 1], ["int8", [2**40, 0], ExtType(3, b"")], ["int8", [2**63, 2**63], 1]],
+    *[
+        ["int8", [-1], 1],
+        ["int8", [2**40], ExtType(3, b"x")],
+        ["float64", [], 1],
+        ["int64", [1] * 40, 1],
+        ["O", [1], 1],
+    ],
+    *[["int8", [8], 99], ["int8", [8], {"name": "x"}], [["int64", [1, 1], 1]] * 3, [[], [], []]],
 ]
 
 RAW: list[bytes] = [
@@ -222,4 +277,5 @@ def message_of(source: Source) -> list[bytes]:
         return [source.raw(20) for _ in range(source.below(3))]
     if kind == 14:
         return [b"ENGINE_CORE_DEAD", *[b""] * source.below(2)]
-    return [frame_of(source, STEPS), *[source.raw(9) for _ in range(source.below(2))]]
+    more = AUX if kind > 5 else [source.raw(9) for _ in range(source.below(2))]
+    return [frame_of(source, STEPS), *more]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgpack
 
 from fuzz.messages import HELLO, NEW, OLD, READY, WORDS, ExtType, Source, damaged, frame_of
 from lockstep_trio.engines.protocol import Batch, LoadReport, RankEndpoints, RankInfo, UtilityReply
 from lockstep_trio.engines.vllm import FinishReason, RequestOutput, VllmProtocol, VllmSession
 from lockstep_trio.engines.vllm.handshake import VllmHandshake, identity_of
+from lockstep_trio.engines.vllm.logprobs import Logprobs
+from lockstep_trio.engines.vllm.masks import SamplingMasks
 from lockstep_trio.engines.vllm.packing import Refused, unpack
+from lockstep_trio.engines.vllm.parts import EngineEvent, ErrorReport, EventKind, PrefillStats, SpecDecodeMetrics
+from lockstep_trio.engines.vllm.tensors import Tensor
 from lockstep_trio.engines.vllm.version import parse_version
 from lockstep_trio.errors import HandshakeError, WireError
 from lockstep_trio.link.endpoints import IpcEndpoint, TcpEndpoint, parse
 
 SESSION = VllmSession(lockstep=True)
 SCALARS = (type(None), bool, int, float, str, bytes)
-LEAVES = (*SCALARS, Refused, ExtType, msgpack.Timestamp)
+LEAVES = (*SCALARS, memoryview, Refused, ExtType, msgpack.Timestamp)
 LONGEST_QUOTE = 300
 """Characters of a sentence about damage: what was found is cut short in it."""
 
@@ -54,7 +60,8 @@ def decodes(frames: Sequence[bytes]) -> None:
     _keeps_batch(batch)
     raws: dict[str, list[object]] = {}
     for wire_id, last, raw in batch.outputs:
-        assert (type(wire_id), type(last), type(raw)) == (str, bool, tuple)
+        assert (type(wire_id), type(last)) == (str, bool)
+        assert isinstance(raw, tuple)
         assert type(SESSION.is_refusal(raw)) is bool
         _merges(wire_id, [raw], finished=last)
         raws.setdefault(wire_id, []).append(raw)
@@ -109,6 +116,97 @@ def keeps_output(merged: RequestOutput) -> None:
     assert merged.finish_reason is None or type(merged.finish_reason) is FinishReason
     assert type(merged.stop_reason) in (type(None), int, str)
     assert type(merged.cached_tokens) in (type(None), int)
+    assert type(merged.external_cached_tokens) in (type(None), int)
+    assert type(merged.nans_in_logits) is int
+    assert all(version is None or type(version) is str for version in merged.weight_versions)
+    assert len(merged.unknown) == len(merged.raw)
+    for name, keeps in VIEWS.items():
+        try:
+            found = getattr(merged, name)
+        except WireError as error:
+            assert error.part.startswith("EngineCoreOutput[")
+            assert len(str(error)) <= LONGEST_QUOTE, str(error)
+        else:
+            if found is not None:
+                keeps(found)
+
+
+def _keeps_tensor(tensor: Tensor) -> None:
+    assert (type(tensor.dtype), type(tensor.shape)) == (str, tuple)
+    assert all(type(size) is int and size >= 0 for size in tensor.shape)
+    assert memoryview(tensor.data).readonly
+    try:
+        items = tensor.flat
+    except TypeError:
+        assert tensor.dtype.startswith(("bfloat", "complex", "float8", "float16"))
+    else:
+        assert len(items) == math.prod(tensor.shape)
+        assert items.nbytes == len(tensor.data)
+
+
+def _keeps_logprobs(logprobs: Logprobs) -> None:
+    rows = 0
+    for row in logprobs:
+        rows += 1
+        assert (type(row.token_id), type(row.logprob), type(row.rank)) == (int, float, int)
+        assert len(row.token_ids) == len(row.logprobs) == 1 + len(row.top())
+    assert rows == len(logprobs)
+
+
+def _keeps_masks(masks: SamplingMasks) -> None:
+    rows = list(masks)
+    assert len(rows) == len(masks)
+    assert all(type(each) is int for row in rows for each in row)
+
+
+def _keeps_tensors(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        _keeps_tensor(tensor)
+
+
+def _keeps_map(found: Mapping[str, object]) -> None:
+    keeps_plain(dict(found))
+    assert all(type(key) is str for key in found)
+
+
+def _keeps_headers(found: Mapping[str, str]) -> None:
+    assert all(type(value) is str for value in found.values())
+
+
+def _keeps_counts(found: PrefillStats | SpecDecodeMetrics) -> None:
+    for value in attrs.astuple(found, recurse=False):
+        assert (
+            value is None
+            or (type(value) is int and value >= 0)
+            or (type(value) is tuple and set(map(type, value)) <= {int})
+        )
+
+
+def _keeps_events(found: Sequence[EngineEvent]) -> None:
+    assert all((type(each.kind), type(each.timestamp) in (int, float)) == (EventKind, True) for each in found)
+
+
+def _keeps_error(found: ErrorReport) -> None:
+    assert (type(found.code), type(found.message), type(found.retryable)) == (str, str, bool)
+
+
+VIEWS: dict[str, Callable[[Any], None]] = {
+    "logprobs": _keeps_logprobs,
+    "prompt_logprobs": _keeps_logprobs,
+    "sampling_masks": _keeps_masks,
+    "routed_experts": _keeps_tensors,
+    "prompt_token_id_logprobs": _keeps_tensor,
+    "pooling_output": _keeps_tensor,
+    "prefill_stats": _keeps_counts,
+    "spec_decode_metrics": _keeps_counts,
+    "events": _keeps_events,
+    "error": _keeps_error,
+    "kv_transfer_params": _keeps_map,
+    "ec_transfer_params": _keeps_map,
+    "trace_headers": _keeps_headers,
+    "missing_mm_hashes": keeps_plain,
+}
+"""Properties of an output that read more of it, and what they promise."""
 
 
 def handshake_goes(source: Source) -> None:
@@ -139,6 +237,9 @@ def registers(frame: bytes) -> None:
     with contextlib.suppress(HandshakeError):
         handshake.receive(identity_of(0), [msgpack.packb(READY)])
         handshake.registered(0, [frame])
+        if not handshake.complete:  # it tells no version, and is asked
+            assert handshake.questions()
+            return
         infos = handshake.infos()
         _keeps_info(*infos)
         VllmProtocol().session(infos)
@@ -177,10 +278,10 @@ def _keeps_info(info: RankInfo) -> None:
 
 
 def version_parses(text: str) -> None:
-    version = parse_version(text)
-    assert version is None or [type(number) for number in version] == [int, int]
-    if version is not None:
-        assert parse_version("{}.{}".format(*version)) == version
+    versions = parse_version(text)
+    if versions is not None:
+        assert versions.oldest <= versions.newest
+        assert parse_version(str(versions).partition(" to ")[2] or str(versions)) == versions
 
 
 def endpoint_parses(address: str) -> None:

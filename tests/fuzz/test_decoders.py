@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from fuzz.messages import (
     ANY,
+    AUX,
+    PARTS,
     PICKLED,
     STEPS,
     TOUCHED,
@@ -23,7 +25,9 @@ from fuzz.messages import (
     everywhere,
     frame_of,
     message_of,
+    outputs,
     packed,
+    whole_output,
 )
 from fuzz.promises import (
     decodes,
@@ -79,6 +83,14 @@ def test_the_pickled_payload_would_touch_a_file_if_anybody_unpickled_it() -> Non
 def test_anything_in_any_place_of_a_message_is_a_batch_or_a_wire_error(step: list[Any]) -> None:
     for whole in everywhere(step, ANY, 3):
         decodes([packed(whole)])
+    assert not TOUCHED.exists()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_anything_in_any_place_of_a_part_of_an_output_is_read_or_a_wire_error(name: str) -> None:
+    place = name.partition(" ")[0]
+    for part in everywhere(PARTS[name], ANY, 5):
+        decodes([packed(outputs(whole_output("a#1", **{place: part}))), *AUX])
     assert not TOUCHED.exists()
 
 

@@ -16,8 +16,10 @@ import msgpack
 
 from lockstep_trio.engines.vllm.outputs import decode
 from lockstep_trio.engines.vllm.packing import MAX_FRAME
+from lockstep_trio.engines.vllm.result import RequestOutput, merge
 from lockstep_trio.errors import WireError
 
+VIEWS = [name for name, value in vars(RequestOutput).items() if isinstance(value, property)]
 FULL_ARRAY = b"\xdc\xff\xff"
 """Header of the longest array that is let pass."""
 MAX_LENGTH = 65_535
@@ -53,6 +55,18 @@ def _answer(value: bytes) -> bytes:
     return b"\x95\x00\x90\xc0\xc0\x93\x07\xc0" + value
 
 
+def _output(part: bytes) -> bytes:
+    """One output with a part in the place of its logprobs."""
+    return b"\x92\x00\x91\x93\xa1a\x90" + part
+
+
+def _logprobs_as_lists() -> bytes:
+    rows = FULL_ARRAY + (b"\x91\x01") * MAX_LENGTH
+    return _output(
+        b"\x93" + rows + FULL_ARRAY + (b"\x91\xca" + bytes(4)) * MAX_LENGTH + FULL_ARRAY + b"\x01" * MAX_LENGTH
+    )
+
+
 def _colliding_map() -> bytes:
     keys = islice(_colliding_pairs(), MAX_LENGTH)
     return b"\xde\xff\xff" + b"".join(msgpack.packb(key) + b"\xc0" for key in keys)
@@ -71,7 +85,13 @@ FRAMES: dict[str, Callable[[], bytes]] = {
     "broken outputs with long ids": lambda: b"\x92\x00" + FULL_ARRAY + (b"\x91\xd9\x64" + b"x" * 100) * MAX_LENGTH,
     "pickled data": lambda: _answer(_fill(b"\xd4\x01x"))[:MAX_FRAME],
     "unknown extensions": lambda: _answer(_fill(b"\xd4\x28x"))[:MAX_FRAME],
+    "arrays in one frame of their own": lambda: _answer(_fill(b"\x93\xa4int8\x91\x08\x01"))[:MAX_FRAME],
+    "arrays without a frame": lambda: _output(_fill(b"\x93\xa4int8\x91\x07\x01"))[:MAX_FRAME],
+    "maps where arrays may be": lambda: _output(_fill(b"\x81\xa1k\x90"))[:MAX_FRAME],
+    "logprobs as lists": _logprobs_as_lists,
 }
+AUX = bytes(8)
+"""A frame of its own, behind each message."""
 
 
 def _peak() -> int:
@@ -86,7 +106,11 @@ def main(name: str) -> None:
     before = _peak()
     begun = time.process_time()
     with contextlib.suppress(WireError):
-        decode([frame])
+        for _, _, raw in decode([frame, AUX]).outputs:
+            output = merge("a", 0, [raw])  # type: ignore[list-item]
+            for view in VIEWS:
+                with contextlib.suppress(WireError):
+                    getattr(output, view)
     took = time.process_time() - begun
     print(_peak() - before, took)
 

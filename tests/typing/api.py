@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_type
 
 import lockstep_trio
@@ -19,8 +20,13 @@ from lockstep_trio import (
     RequestOutput,
     RequestRejected,
     RequestStream,
+    TokenSpeedOutput,
+    TokenSpeedProtocol,
+    TokenSpeedRequest,
+    TokenSpeedSampling,
     VllmProtocol,
 )
+from lockstep_trio.engines.vllm import EngineEvent, Tensor, TokenLogprobs
 
 
 def errors_carry_typed_data(error: LockstepError) -> None:
@@ -51,6 +57,20 @@ def a_fault_is_frozen(fault: Fault) -> None:
     fault.rank = 1  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def what_an_output_brings_has_types(output: RequestOutput) -> None:
+    assert_type(output.cached_tokens, int | None)
+    assert_type(output.pooling_output, Tensor | None)
+    assert_type(output.kv_transfer_params, Mapping[str, object] | None)
+    assert_type(output.events, tuple[EngineEvent, ...])
+    for row in output.logprobs or ():
+        assert_type(row, TokenLogprobs)
+        assert_type(row.logprob, float)
+        assert_type(row.top(5), tuple[tuple[int, float], ...])
+    for tensor in output.routed_experts:
+        assert_type(tensor.data, bytes | memoryview)
+        assert_type(tensor.shape, tuple[int, ...])
+
+
 async def a_group_knows_the_types_of_its_protocol() -> None:
     async with lockstep_trio.open_group("ipc:///run/hello", ranks=2, protocol=VllmProtocol()) as group:
         assert_type(group, Group[EngineCoreRequest, RequestOutput])
@@ -64,3 +84,15 @@ async def a_group_knows_the_types_of_its_protocol() -> None:
         assert_type(group.statistics(), GroupStatistics)
         assert_type(group.statistics().state.clock, int | None)
         assert_type(await group.wait_failed(), Fault)
+
+
+async def another_engine_brings_its_own_types() -> None:
+    async with lockstep_trio.open_group("ipc:///run/hello", ranks=2, protocol=TokenSpeedProtocol()) as group:
+        assert_type(group, Group[TokenSpeedRequest, TokenSpeedOutput])
+        async with await group.submit(TokenSpeedRequest([1], TokenSpeedSampling(max_new_tokens=4))) as stream:
+            async for output in stream:
+                assert_type(output, TokenSpeedOutput)
+                assert_type(output.finish_reason, FinishReason | None)
+                assert_type(output.completion_tokens, int | None)
+                assert_type(output.logprobs, tuple[float, ...])
+        await group.submit(EngineCoreRequest([1]))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, final
+from typing import final
 
 import attrs
 
-from lockstep_trio.engines.vllm.checks import Limits, real, reject, text, token_ids, whole
+from lockstep_trio.engines.common.admission import check_prompt, check_rank, check_request_id
+from lockstep_trio.engines.vllm.checks import Limits, real, reject, text, whole
+from lockstep_trio.engines.vllm.layout import first_with
 from lockstep_trio.engines.vllm.request import EngineCoreRequest, SamplingParams
 from lockstep_trio.engines.vllm.sampling import check_sampling
-
-MAX_ID_CHARS: Final = 256
-"""Longest request id of a caller."""
 
 
 @final
@@ -35,9 +34,8 @@ class Admitted:
     prompt: Sequence[int]
     sampling: dict[str, object]
     """The sampling map as sent."""
-    arrival_time: float
-    cache_salt: str | None
-    priority: int
+    more: dict[str, object]
+    """Every other field of the request that is not left at its default, by its name there."""
 
 
 def admit(request: EngineCoreRequest, limits: Limits) -> Admitted:
@@ -46,47 +44,50 @@ def admit(request: EngineCoreRequest, limits: Limits) -> Admitted:
     Raises:
         RequestRejected: With the field, the value and the limit.
     """
-    prompt = _prompt(request.prompt_token_ids, limits)
+    # A prompt of exactly max_model_len leaves no room for a token and kills the engine.
+    prompt = check_prompt(request.prompt_token_ids, limits.token_bound, limits.max_model_len, 1)
     if not isinstance(request.sampling, SamplingParams):
         raise reject("sampling", request.sampling, "SamplingParams")
-    return Admitted(
-        prompt,
-        check_sampling(request.sampling, len(prompt), limits),
-        real("arrival_time", request.arrival_time, -math.inf, math.inf, "a finite number"),
-        text("cache_salt", request.cache_salt, None),
-        _priority(request.priority, limits),
-    )
+    sampling = check_sampling(request.sampling, len(prompt), limits)
+    more: dict[str, object] = {
+        "arrival_time": real("arrival_time", request.arrival_time, -math.inf, math.inf, "a finite number")
+    }
+    if (salt := text("cache_salt", request.cache_salt, None)) is not None:
+        more["cache_salt"] = salt
+    if priority := _priority(request.priority, limits):
+        more["priority"] = priority
+    if "eos_token_id" in limits.layout and "_eos_token_id" in sampling:
+        more["eos_token_id"] = sampling["_eos_token_id"]  # up to 0.16 it is read from here
+    return Admitted(prompt, sampling, more)
 
 
 def check_head(request: EngineCoreRequest) -> tuple[str | None, int | None]:
     """The caller's id and pinned rank, checked before anything is registered under them."""
     if not isinstance(request, EngineCoreRequest):
         raise reject("request", request, "an EngineCoreRequest")
-    rank = request.data_parallel_rank
-    if rank is not None:
-        rank = whole("data_parallel_rank", rank, 0, 65_535, "the index of a rank, or None")
-    return text("request_id", request.request_id, MAX_ID_CHARS), rank
-
-
-def _prompt(prompt: Sequence[int], limits: Limits) -> Sequence[int]:
-    ids = token_ids("prompt_token_ids", prompt, limits.token_bound)
-    if not ids:
-        raise reject("prompt_token_ids", prompt, "at least one token id")
-    if limits.max_model_len is not None and len(ids) >= limits.max_model_len:
-        # A prompt of exactly max_model_len leaves no room for a token and kills the engine.
-        words = (
-            f"at most {limits.max_model_len - 1} tokens (max_model_len {limits.max_model_len}, less one to generate)"
-        )
-        raise reject("len(prompt_token_ids)", len(ids), words)
-    return ids
+    return check_request_id(request.request_id), check_rank(request.data_parallel_rank)
 
 
 def _priority(priority: int, limits: Limits) -> int:
     if priority == 0 and type(priority) is int:
         return 0
     number = whole("priority", priority, -(2**63), 2**63 - 1, "a signed 64-bit integer")
-    if number and limits.priority_position is None:
-        # 0.20 and 0.21 differ in the position of this field, and neither says which it is.
-        words = "0, because this engine does not tell its version (name it: VllmProtocol(version=...))"
-        raise reject("priority", priority, words)
+    if number:
+        need_field("priority", priority, limits)
     return number
+
+
+def need_field(field: str, value: object, limits: Limits) -> None:
+    """Refuse a field that the engines have not, or of which it is not known where they have it."""
+    if field in limits.layout:
+        return
+    since = first_with(field)
+    assert since is not None, field
+    if limits.versions.none_from(since):
+        words = f"left out: vLLM {limits.versions} does not have it, {'.'.join(map(str, since))} was the first"
+    else:
+        words = (
+            f"left out: the engines may be vLLM {limits.versions}, which differ in its place "
+            "(name the release: VllmProtocol(version=...))"
+        )
+    raise reject(field, value, words)

@@ -1,9 +1,10 @@
 """Whether the ranks belong together, and whether they step in lockstep.
 
-Ranks of a mixture-of-experts model step in lockstep (``DPEngineCoreProc``); those of a dense model are engines of
-their own and report a data-parallel size of 1 (``reconfigure_for_independent_dp_rank``). The size is in the
-registration from 0.24 on. Before, what tells them apart is ``parallel_config_hash``, which READY has if and only
-if the engine's own size is above one (``vllm/v1/engine/core.py``, 0.14 to 0.33).
+Ranks of a mixture-of-experts model step in lockstep (``DPEngineCoreProc``), and up to 0.13 those of a dense one too;
+from 0.14 on these are engines of their own and report a data-parallel size of 1
+(``reconfigure_for_independent_dp_rank``). The size is in the registration from 0.24 on. From 0.11.1 on READY has
+``parallel_config_hash`` if and only if the engine's own size is above one (``vllm/v1/engine/core.py``). Before that an
+engine is asked for a method that only ranks in lockstep have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from lockstep_trio.engines.common.agreement import compare
 from lockstep_trio.engines.protocol import RankInfo
+from lockstep_trio.engines.vllm.asking import IS_COORDINATED
 from lockstep_trio.errors import HandshakeError
 
 COMPARED: Final[Mapping[str, Callable[[RankInfo], object]]] = MappingProxyType(
@@ -21,6 +24,7 @@ COMPARED: Final[Mapping[str, Callable[[RankInfo], object]]] = MappingProxyType(
         "data_parallel_size": lambda info: info.data_parallel_size,
         "parallel_config_hash": lambda info: info.config_hash,
         "max_model_len": lambda info: info.max_model_len,
+        "methods": lambda info: tuple(sorted(info.answers.items())),
     }
 )
 """What ranks of one group have in common, by the name under which a difference is reported."""
@@ -32,10 +36,7 @@ def check_agreement(infos: Sequence[RankInfo]) -> None:
     Raises:
         HandshakeError: They differ; its table has a row per rank with what differs.
     """
-    differing = {name: told for name, told in COMPARED.items() if len({told(info) for info in infos}) > 1}
-    if differing:
-        table = {info.rank: ", ".join(f"{name} {told(info)}" for name, told in differing.items()) for info in infos}
-        raise HandshakeError(f"the ranks do not belong together, they differ in {', '.join(differing)}", table)
+    compare(infos, COMPARED)
 
 
 def settle_lockstep(infos: Sequence[RankInfo], override: bool | None) -> bool:
@@ -50,7 +51,8 @@ def settle_lockstep(infos: Sequence[RankInfo], override: bool | None) -> bool:
             some of a group cannot work, so the override does not help.
     """
     size = infos[0].data_parallel_size
-    told = size > 1 if size is not None else infos[0].config_hash is not None
+    coordinated = infos[0].config_hash is not None or infos[0].answers.get(IS_COORDINATED, False)
+    told = size > 1 if size is not None else coordinated
     lockstep = told if override is None else override
     if size is not None and (lockstep or told) and size != len(infos):
         sizes = ", ".join(str(info.data_parallel_size) for info in infos)

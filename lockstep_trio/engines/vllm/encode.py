@@ -1,7 +1,7 @@
 """What we send: request frames as (type, payload), without the identity that the runtime puts in front.
 
 The type is one byte (``EngineCoreRequestType``); a byte that the engine does not know kills its input thread, as
-does a payload that it cannot decode. Read from ``vllm/v1/engine/__init__.py`` and ``core.py``, 0.20 to 0.33.
+does a payload that it cannot decode. Read from ``vllm/v1/engine/__init__.py`` and ``core.py``, 0.10 to 0.33.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 
 from lockstep_trio.engines.vllm.admission import Admitted
 from lockstep_trio.engines.vllm.checks import reject
+from lockstep_trio.engines.vllm.layout import RequestLayout
 from lockstep_trio.engines.vllm.packing import pack
 from lockstep_trio.errors import RequestRejected
 
@@ -20,7 +21,7 @@ START_DP_WAVE: Final = b"\x02"
 UTILITY: Final = b"\x03"
 
 CLIENT_INDEX: Final = 0
-"""We are the only front end. An index that the engine has no output socket for kills its output thread."""
+"""We are the only front end."""
 
 FAULT_TOLERANCE_METHOD: Final = "handle_fault_tolerance"
 """Handled by the engine's input thread outside of any ``try`` (``FT_UTILITY_METHOD``); not for anybody to call."""
@@ -29,32 +30,19 @@ MAX_DEPTH: Final = 32
 """Deepest nesting of a utility argument. The engine's decoder gives up at its recursion limit, and dies of it."""
 
 
-def encode_add(wire_id: str, admitted: Admitted, priority_position: int | None) -> tuple[bytes, bytes]:
+def encode_add(wire_id: str, admitted: Admitted, layout: RequestLayout) -> tuple[bytes, bytes]:
     """An ADD.
 
-    The array stops where the defaults begin: its first nine items have not moved since 0.17, the tail has three
-    times. ``arrival_time`` is a float and not nil. The rank is left out on purpose: the socket says it.
+    The array stops where the defaults begin, because what stands behind has moved often. The rank is left out on
+    purpose: the socket says it.
     """
-    head: list[object] = [
-        wire_id,
-        admitted.prompt,
-        None,  # mm_features
-        admitted.sampling,
-        None,  # pooling_params
-        admitted.arrival_time,
-        None,  # lora_request
-        admitted.cache_salt,
-        None,  # data_parallel_rank
-    ]
-    if admitted.priority:
-        assert priority_position is not None  # or admission would have refused it
-        head += _tail(admitted.priority, priority_position)
-    return ADD, pack(head)
-
-
-def _tail(priority: int, position: int) -> list[object]:
-    """prompt_embeds [, prompt_is_token_ids from 0.21], client_index, current_wave, priority."""
-    return [*(None for _ in range(position - 11)), CLIENT_INDEX, 0, priority]
+    values = {
+        "request_id": wire_id,
+        "prompt_token_ids": admitted.prompt,
+        "sampling_params": admitted.sampling,
+        **admitted.more,
+    }
+    return ADD, pack(layout.array(values))
 
 
 def encode_abort(wire_ids: Sequence[str]) -> tuple[bytes, bytes]:

@@ -6,210 +6,54 @@ Per rank, on two sockets whose order relative to each other is not known (``vllm
     rank -> handshake socket   HELLO   {status, local, headless}
     we   -> rank               INIT    {addresses: {inputs, outputs}, parallel_config}
     rank -> handshake socket   READY   {status, ..., parallel_config_hash?}      when the model is loaded
-    rank -> its input socket   EngineCoreReadyResponse as a map                  before READY or after it
+    rank -> its input socket   EngineCoreReadyResponse as a map, empty to 0.19   before READY or after it
+    we   -> its input socket   what it has not told, as utility calls            behind both, see ``asking``
+    rank -> its output socket  the answers
 
 The identity on both sockets is the rank's index as two bytes, little endian. INIT names one input and one output
 endpoint per rank, which are that rank's own. It offers no coordinator and leaves ``parallel_config`` empty: the
 engine has all that from its own command line, and a size sent to a rank of a dense model would break it.
 
-Anybody can connect to a handshake socket. What is not recognisably a rank's is dropped and counted; what is, and
-does not fit, ends the handshake.
+The conversation itself is that of ``lockstep_trio.engines.common.handshake``.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, TypeVar, final
+from typing import final
 
-import attrs
+from lockstep_trio.engines.common.handshake import TABLE, Event, Stage, StatusHandshake, identity_of
+from lockstep_trio.engines.common.packing import quoted
+from lockstep_trio.engines.protocol import RankEndpoints, RankInfo
+from lockstep_trio.engines.vllm.asking import Questions, methods_to_ask
 
-from lockstep_trio.engines.protocol import HandshakeReply, RankEndpoints, RankInfo
-from lockstep_trio.engines.vllm.packing import pack, quoted, unpack
-from lockstep_trio.errors import HandshakeError, WireError
-
-T = TypeVar("T")
-
-MAX_RANKS: Final = 65_536
-"""What two bytes of identity can tell apart."""
-MAX_STATUS_FRAME: Final = 65_536
-"""Longest HELLO or READY that is looked at, bytes; a real one has about a hundred."""
+__all__ = ["TABLE", "Event", "Stage", "VllmHandshake", "identity_of"]
 
 
 @final
-class Stage(enum.Enum):
-    """How far a rank has come. The value is what people are told."""
+class VllmHandshake(StatusHandshake):
+    """The conversation with all ranks of one group. ``Handshake`` of ``lockstep_trio.engines.protocol``.
 
-    AWAITING_HELLO = "not heard of yet"
-    LOADING = "loading: INIT sent, neither ready nor registered"
-    READY = "ready, not yet registered"
-    REGISTERED = "registered, not yet ready"
-    UP = "up"
-
-
-@final
-class Event(enum.Enum):
-    """What a rank may say."""
-
-    HELLO = "HELLO"
-    READY = "READY"
-    REGISTRATION = "its registration"
-
-
-TABLE: Final[Mapping[tuple[Stage, Event], Stage]] = MappingProxyType(
-    {
-        (Stage.AWAITING_HELLO, Event.HELLO): Stage.LOADING,
-        (Stage.LOADING, Event.READY): Stage.READY,
-        (Stage.LOADING, Event.REGISTRATION): Stage.REGISTERED,
-        (Stage.READY, Event.REGISTRATION): Stage.UP,
-        (Stage.REGISTERED, Event.READY): Stage.UP,
-        # A rank that says HELLO again was restarted, and starts over.
-        (Stage.LOADING, Event.HELLO): Stage.LOADING,
-        (Stage.READY, Event.HELLO): Stage.LOADING,
-        (Stage.REGISTERED, Event.HELLO): Stage.LOADING,
-        (Stage.UP, Event.HELLO): Stage.LOADING,
-        # What was sent just before a restart may be read just after it, and is then followed by the real one.
-        (Stage.READY, Event.READY): Stage.READY,
-        (Stage.UP, Event.READY): Stage.UP,
-        (Stage.REGISTERED, Event.REGISTRATION): Stage.REGISTERED,
-        (Stage.UP, Event.REGISTRATION): Stage.UP,
-    }
-)
-"""The absent cells: READY or a registration from a rank that never said HELLO, so another client started it."""
-
-
-@attrs.define
-class _Slot:
-    stage: Stage = Stage.AWAITING_HELLO
-    ready: Mapping[str, object] = attrs.field(factory=dict)
-    registration: Mapping[str, object] = attrs.field(factory=dict)
-
-
-def identity_of(rank: int) -> bytes:
-    """The ZeroMQ identity of a rank on both of its DEALER sockets.
-
-    Raises:
-        HandshakeError: The index does not fit.
+    Args:
+        endpoints: Where the ranks shall connect to, by rank.
+        pinned: The caller said which version they are, so they are not asked for it.
     """
-    if not 0 <= rank < MAX_RANKS:
-        raise HandshakeError(f"rank {rank} is beyond the {MAX_RANKS} ranks that vLLM's identities tell apart")
-    return rank.to_bytes(2, "little")
 
+    def __init__(self, endpoints: Sequence[RankEndpoints], *, pinned: bool = False) -> None:
+        super().__init__(endpoints)
+        self._pinned = pinned
 
-@final
-class VllmHandshake:
-    """The conversation with all ranks of one group. ``Handshake`` of ``lockstep_trio.engines.protocol``."""
-
-    def __init__(self, endpoints: Sequence[RankEndpoints]) -> None:
-        identity_of(len(endpoints) - 1)  # no rank at all, or too many
-        self._inits = tuple(_init(each) for each in endpoints)
-        self._slots = tuple(_Slot() for _ in endpoints)
-        self._dropped = 0
-
-    @property
-    def dropped(self) -> int:
-        """Messages on the handshake socket that were nobody's."""
-        return self._dropped
-
-    @property
-    def begun(self) -> bool:
-        """A rank has said HELLO."""
-        return any(slot.stage is not Stage.AWAITING_HELLO for slot in self._slots)
-
-    @property
-    def all_ready(self) -> bool:
-        """Every rank is ready, registered or not."""
-        return all(slot.stage in (Stage.READY, Stage.UP) for slot in self._slots)
-
-    @property
-    def complete(self) -> bool:
-        """Every rank is ready and registered."""
-        return all(slot.stage is Stage.UP for slot in self._slots)
-
-    @property
-    def stages(self) -> Mapping[int, str]:
-        """Rank -> its stage, for people."""
-        return {rank: slot.stage.value for rank, slot in enumerate(self._slots)}
-
-    def receive(self, identity: bytes, frames: Sequence[bytes]) -> HandshakeReply | None:
-        """A message on the handshake socket; returns the INIT that answers a HELLO.
-
-        Raises:
-            HandshakeError: It is a rank's, and does not fit.
-        """
-        message = _status_map(frames) if len(identity) == 2 else None
-        if message is None:
-            self._dropped += 1
-            return None
-        rank = int.from_bytes(identity, "little")
-        if rank >= len(self._slots):
-            raise self._error(
-                f"rank {rank} came to a group of {len(self._slots)}, whose last is rank {len(self._slots) - 1}"
-            )
-        if message["status"] == "HELLO":
-            restarted = self._slots[rank].stage is not Stage.AWAITING_HELLO
-            self._advance(rank, Event.HELLO)
-            self._slots[rank].ready = self._slots[rank].registration = {}
-            return HandshakeReply((self._inits[rank],), rank, restarted)
-        if message["status"] == "READY":
-            self._advance(rank, Event.READY)
-            self._slots[rank].ready = message
-            return None
-        raise self._error(f"rank {rank} says {message['status']!r:.80}, which is neither HELLO nor READY")
-
-    def hung_up(self, identity: bytes) -> int | None:
-        """The handshake connection of an identity ended; its rank if it was still needed.
-
-        An engine closes it right behind READY, and holds it open while it loads (``_perform_handshake``).
-        """
-        rank = int.from_bytes(identity, "little")
-        if len(identity) != 2 or rank >= len(self._slots):
-            return None
-        return rank if self._slots[rank].stage in (Stage.LOADING, Stage.REGISTERED) else None
-
-    def registered(self, rank: int, frames: Sequence[bytes]) -> None:
-        """The first message of a rank on its own input socket.
-
-        Raises:
-            HandshakeError: The engine is too old, or this is no registration.
-        """
-        registration = self._registration(rank, frames)
-        self._advance(rank, Event.REGISTRATION)
-        self._slots[rank].registration = registration
-
-    def infos(self) -> tuple[RankInfo, ...]:
-        """What the ranks told.
-
-        Raises:
-            HandshakeError: A rank told something in a type that it cannot have.
-        """
-        assert self.complete, "infos() before complete"
-        return tuple(self._info(rank, {**slot.ready, **slot.registration}) for rank, slot in enumerate(self._slots))
-
-    def _advance(self, rank: int, event: Event) -> None:
-        slot = self._slots[rank]
-        stage = TABLE.get((slot.stage, event))
-        if stage is None:
-            raise self._error(
-                f"rank {rank} sent {event.value} while it was {slot.stage.value!r}: "
-                "was it started by another client? An engine does this once in its life; start it anew"
-            )
-        slot.stage = stage
+    def _questions(self, told: Mapping[str, object]) -> Questions | None:
+        methods = methods_to_ask(told, pinned=self._pinned)
+        return Questions(methods) if methods else None
 
     def _registration(self, rank: int, frames: Sequence[bytes]) -> Mapping[str, object]:
         if len(frames) != 1:
             raise self._error(f"rank {rank} registered with {len(frames)} frames, one was expected")
         if not frames[0]:
-            raise self._error(
-                f"rank {rank} is vLLM 0.19 or older (its registration is empty); 0.20 to 0.33 are supported"
-            )
-        try:
-            registration = unpack("EngineCoreReadyResponse", frames[0])
-        except WireError as problem:
-            raise self._error(f"rank {rank} registered with something else: {problem}") from problem
-        if not isinstance(registration, dict) or not registration:
-            raise self._error(f"rank {rank} registered with {quoted(registration)}, a map was expected")
+            return {}  # 0.19 or older
+        registration = self._map(rank, "EngineCoreReadyResponse", frames[0])
         if (index := registration.get("data_parallel_rank", rank)) != rank:  # told from 0.27 on
             raise self._error(f"rank {quoted(index)} registered on the input socket of rank {rank}")
         return registration
@@ -223,28 +67,3 @@ class VllmHandshake:
             max_model_len=self._told(rank, told, "max_model_len", int),
             raw=MappingProxyType(told),
         )
-
-    def _told(self, rank: int, told: Mapping[str, object], key: str, kind: type[T]) -> T | None:
-        value = told.get(key)
-        if value is None or type(value) is kind:
-            return value
-        raise self._error(f"rank {rank} tells {key} {quoted(value)}, {kind.__name__} was expected")
-
-    def _error(self, reason: str) -> HandshakeError:
-        return HandshakeError(reason, self.stages)
-
-
-def _init(endpoints: RankEndpoints) -> bytes:
-    addresses = {"inputs": [endpoints.input], "outputs": [endpoints.output]}
-    return pack({"addresses": addresses, "parallel_config": {}})
-
-
-def _status_map(frames: Sequence[bytes]) -> Mapping[str, object] | None:
-    """HELLO or READY, or None for what is neither."""
-    if len(frames) != 1 or len(frames[0]) > MAX_STATUS_FRAME:
-        return None
-    try:
-        message = unpack("handshake", frames[0])
-    except WireError:
-        return None
-    return message if isinstance(message, dict) and isinstance(message.get("status"), str) else None

@@ -1,8 +1,8 @@
 """What the engine sends while it runs: ``EngineCoreOutputs`` arrays, and the notice of its death.
 
 ``[engine_index, outputs, scheduler_stats, timestamp, utility_output, finished_requests, wave_complete,
-start_wave, ...]``: these eight have not moved since 0.8 (``vllm/v1/engine/__init__.py``); 0.32 added a ninth. The
-engine sends them whole, but arrays that stop early or go on longer are read all the same.
+start_wave, weight_version]``: the first eight have not moved since 0.8 (``vllm/v1/engine/__init__.py``), the ninth is
+there since 0.32. The engine sends them whole, but arrays that stop early or go on longer are read all the same.
 
 The parts are read independently of each other. Two are vital, the waves: a DONE that is lost strands the group,
 so a wave that cannot be read is a ``WireError``. Damage elsewhere costs only what is damaged.
@@ -16,7 +16,8 @@ from typing import Final, TypeAlias, cast
 
 from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, UtilityReply
 from lockstep_trio.engines.vllm.packing import Refused, quoted, unpack
-from lockstep_trio.engines.vllm.result import FINISH_REASON
+from lockstep_trio.engines.vllm.result import FINISH_REASON, LOGPROBS, NamedWeights
+from lockstep_trio.engines.vllm.tensors import CONTAINERS, attach
 from lockstep_trio.errors import WireError
 
 DEAD: Final = b"ENGINE_CORE_DEAD"
@@ -26,7 +27,10 @@ SHUTTING_DOWN: Final = "Server shutting down"
 """How an engine that only finishes what it has answers every call (``_reject_utility_in_shutdown``, since 0.18)."""
 
 PART: Final = "EngineCoreOutputs"
-OUTPUTS, STATS, UTILITY, WAVE_COMPLETE, START_WAVE = 1, 2, 4, 6, 7
+OUTPUTS, STATS, UTILITY, WAVE_COMPLETE, START_WAVE, WEIGHT_VERSION = 1, 2, 4, 6, 7, 8
+
+UNNAMED: Final = "default"
+"""What an engine calls its weights until ``set_weight_version`` is called (``EngineCore.__init__``)."""
 
 WAVES: Final = 2**63
 """Wave numbers end before this one, so that the number after one that was read can be sent."""
@@ -36,11 +40,11 @@ _Outputs: TypeAlias = list[tuple[str, bool, object]]
 _ID: Final = operator.itemgetter(0)
 _TOKENS: Final = operator.itemgetter(1)
 _STRINGS: Final = frozenset((str,))
-_ARRAYS: Final = frozenset((tuple,))
+_ARRAYS: Final = frozenset((tuple, NamedWeights))
 
 
 def decode(frames: Sequence[Frame]) -> Batch:
-    """Read one message. Frames after the first hold large arrays, which the text path has no use for.
+    """Read one message. Frames after the first hold large arrays; they are kept where something refers to them.
 
     Raises:
         WireError: It is no ``EngineCoreOutputs``, or a wave in it cannot be read.
@@ -61,11 +65,15 @@ def decode(frames: Sequence[Frame]) -> Batch:
     elif size > WAVE_COMPLETE:
         batch.wave_done = _wave(array, WAVE_COMPLETE, "wave_complete")
     if size > OUTPUTS and array[OUTPUTS]:
-        _read_outputs(batch, array[OUTPUTS], damage)
+        outputs = array[OUTPUTS] if len(frames) == 1 else _attached(array[OUTPUTS], frames)
+        if size > WEIGHT_VERSION and array[WEIGHT_VERSION] not in (None, UNNAMED):
+            outputs = _with_weights(outputs, array[WEIGHT_VERSION], damage)
+        _read_outputs(batch, outputs, damage)
     if size > STATS and array[STATS] is not None:
         batch.load = _load(array[STATS], damage)
     if size > UTILITY and array[UTILITY] is not None:
-        batch.utility = _utility(array[UTILITY], damage)
+        answer = array[UTILITY] if len(frames) == 1 else attach(array[UTILITY], frames)
+        batch.utility = _utility(answer, damage)
         batch.unanswered = batch.utility is None
     if damage:
         batch.damage = tuple(damage)
@@ -77,6 +85,28 @@ def _wave(array: _Array, at: int, name: str) -> int | None:
     if wave is None or (type(wave) is int and 0 <= wave < WAVES):
         return wave
     raise WireError(f"{PART}[{at}] {name}", f"{quoted(wave)} where a wave number or nil was expected")
+
+
+def _attached(outputs: object, frames: Sequence[Frame]) -> object:
+    """Each output with the frames that it refers to, and no others. Ids and tokens refer to none."""
+    if type(outputs) is not tuple:
+        return outputs
+    return tuple(
+        each
+        if type(each) is not tuple or CONTAINERS.isdisjoint(map(type, each[LOGPROBS:]))
+        else (*each[:LOGPROBS], *(attach(part, frames) for part in each[LOGPROBS:]))
+        for each in outputs
+    )
+
+
+def _with_weights(outputs: object, version: object, damage: list[str]) -> object:
+    """Each output with the name of the weights, which only the message has."""
+    if type(version) is not str:
+        damage.append(f"weight_version: {quoted(version)} where text was expected")
+        return outputs
+    if type(outputs) is not tuple:
+        return outputs
+    return tuple(NamedWeights.of(each, version) if type(each) is tuple else each for each in outputs)
 
 
 def _read_outputs(batch: Batch, outputs: object, damage: list[str]) -> None:

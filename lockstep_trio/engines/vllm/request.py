@@ -50,9 +50,9 @@ class SamplingParams:
     """Go on after ``eos_token_id``."""
     logprobs: int | None = None
     """Log-probabilities per output token, up to the engine's ``max_logprobs``; 0 is the sampled token alone, -1
-    the whole vocabulary, None off. They are in ``RequestOutput.raw``, as the engine sent them."""
+    the whole vocabulary, None off. They come as ``RequestOutput.logprobs``."""
     prompt_logprobs: int | None = None
-    """Likewise per prompt token."""
+    """Likewise per prompt token; ``RequestOutput.prompt_logprobs``."""
     logit_bias: Mapping[int, float] | None = None
     """Token id -> what to add to its logit, -100 to 100."""
     allowed_token_ids: Sequence[int] | None = None

@@ -1,7 +1,7 @@
 """The checks of ``SamplingParams``, field by field, and the map that is sent.
 
 The map holds what differs from the engine's defaults and always ``max_tokens``; the engine ignores keys that it
-does not know, so one map serves every version (``vllm/sampling_params.py``, 0.20 to 0.33). Three keys are the
+does not know, so one map serves every version (``vllm/sampling_params.py``, 0.10 to 0.33). Three keys are the
 ones that vLLM's own front end computes (``update_from_generation_config``, ``update_from_tokenizer``):
 ``_eos_token_id`` is what the scheduler compares with (``v1/core/sched/utils.py: check_stop``),
 ``_all_stop_token_ids`` is what ``min_tokens`` holds back, ``_bad_words_token_ids`` is what the sampler reads.
@@ -28,6 +28,10 @@ MAX_BAD_WORDS: Final = 128
 """``vllm/envs.py: VLLM_MAX_NUM_BAD_WORDS``, its default."""
 MAX_BAD_WORD_TOKENS: Final = 1024
 """``vllm/envs.py: VLLM_MAX_BAD_WORDS_TOTAL_TOKENS``, its default."""
+
+
+ALL_LOGPROBS: Final = (0, 10, 2)
+"""The first release whose ``SamplingParams`` takes -1; the others die of it."""
 
 
 Check: TypeAlias = Callable[[str, object, Limits], object]
@@ -66,6 +70,7 @@ def _logprobs(field: str, value: object, limits: Limits) -> int:
     most = min(caps, default=INT32)
     # -1 asks for the whole vocabulary, whose size must then be within the engine's limit.
     all_fit = limits.max_logprobs == -1 or (limits.vocab_size is not None and limits.vocab_size <= limits.max_logprobs)
+    all_fit = all_fit and limits.versions.all_from(ALL_LOGPROBS)
     words = f"from 0 to {most} (max_logprobs {limits.max_logprobs})" + (", -1 for all" if all_fit else "") + ", or None"
     return whole(field, value, -1 if all_fit else 0, most, words)
 

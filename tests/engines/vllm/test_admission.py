@@ -16,15 +16,16 @@ from lockstep_trio.errors import LockstepError, RequestRejected
 from poison.catalogue import MAX_LOGPROBS, MAX_MODEL_LEN, POISONS, RANKS, VOCABULARY, Poison
 from poison.valid import requests as valid_requests
 
-LIMITS = Limits(VOCABULARY, MAX_LOGPROBS, MAX_MODEL_LEN, priority_position=13)
+LIMITS = Limits(VOCABULARY, MAX_LOGPROBS, MAX_MODEL_LEN)
 
 
 def test_a_good_request_is_admitted_with_its_prompt_uncopied() -> None:
     request = EngineCoreRequest([1, 2, 3], cache_salt="salt", priority=-4, arrival_time=5)
     admitted = admit(request, LIMITS)
     assert admitted.prompt is request.prompt_token_ids
-    assert (admitted.sampling, admitted.cache_salt, admitted.priority) == ({"max_tokens": 16}, "salt", -4)
-    assert type(admitted.arrival_time) is float
+    assert admitted.sampling == {"max_tokens": 16}
+    assert admitted.more == {"arrival_time": 5.0, "cache_salt": "salt", "priority": -4}
+    assert type(admitted.more["arrival_time"]) is float
 
 
 # A rank that is not in the group is found out by the group.
@@ -57,12 +58,6 @@ def test_without_limits_only_the_wire_limits_hold() -> None:
     admit(EngineCoreRequest([2**31 - 1] * 5000), Limits())
     with pytest.raises(RequestRejected):
         admit(EngineCoreRequest([2**31]), Limits())
-
-
-def test_a_priority_needs_a_known_version() -> None:
-    assert admit(EngineCoreRequest([1], priority=0), Limits()).priority == 0
-    with pytest.raises(RequestRejected, match="version"):
-        admit(EngineCoreRequest([1], priority=1), Limits())
 
 
 def test_the_head_is_the_callers_id_and_pin() -> None:
@@ -123,7 +118,7 @@ def test_whatever_is_given_is_refused_by_name_or_fit_to_send(sampling: dict[str,
         admitted = admit(request, LIMITS)
     except RequestRejected:
         return
-    _, payload = encode_add("id", admitted, LIMITS.priority_position)
+    _, payload = encode_add("id", admitted, LIMITS.layout)
     array = msgpack.unpackb(payload, strict_map_key=False)
     assert all(type(token) is int and 0 <= token < 256 for token in array[1])
     assert type(array[3]["max_tokens"]) is int

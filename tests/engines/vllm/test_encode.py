@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -9,38 +10,56 @@ from hypothesis import strategies as st
 
 from lockstep_trio.engines.vllm import encode
 from lockstep_trio.engines.vllm.admission import Admitted
+from lockstep_trio.engines.vllm.layout import CURRENT, RequestLayout, request_layout
+from lockstep_trio.engines.vllm.version import parse_version
 from lockstep_trio.errors import RequestRejected
 
 MAP: dict[str, object] = {"max_tokens": 16}
 
 
-def admitted(**fields: Any) -> Admitted:
-    return Admitted(
-        **{"prompt": [1, 2], "sampling": MAP, "arrival_time": 0.0, "cache_salt": None, "priority": 0, **fields}
-    )
+def admitted(prompt: Sequence[int] = (1, 2), **more: Any) -> Admitted:
+    return Admitted(prompt, MAP, {"arrival_time": 0.0, **more})
+
+
+def layout(version: str) -> RequestLayout:
+    versions = parse_version(version)
+    assert versions is not None
+    found = request_layout(versions)
+    assert found is not None
+    return found
 
 
 # (what is sent, its type frame, its payload): vllm/v1/engine/__init__.py, EngineCoreRequest and EngineCoreRequestType
 SENT = {
     "an ADD stops where the defaults begin": (
-        encode.encode_add("id", admitted(), 13),
+        encode.encode_add("id", admitted(), CURRENT),
         b"\x00",
         ["id", [1, 2], None, MAP, None, 0.0, None, None, None],
     ),
     "an ADD with a salt and a time": (
-        encode.encode_add("id", admitted(prompt=(3,), cache_salt="s", arrival_time=1.5), None),
+        encode.encode_add("id", admitted((3,), cache_salt="s", arrival_time=1.5), CURRENT),
         b"\x00",
         ["id", [3], None, MAP, None, 1.5, None, "s", None],
     ),
     "an ADD with a priority, up to 0.20": (
-        encode.encode_add("id", admitted(priority=-5), 12),
+        encode.encode_add("id", admitted(priority=-5), layout("0.20.0")),
         b"\x00",
         ["id", [1, 2], None, MAP, None, 0.0, None, None, None, None, 0, 0, -5],
     ),
     "an ADD with a priority, from 0.21": (
-        encode.encode_add("id", admitted(priority=7), 13),
+        encode.encode_add("id", admitted(priority=7), CURRENT),
         b"\x00",
         ["id", [1, 2], None, MAP, None, 0.0, None, None, None, None, None, 0, 0, 7],
+    ),
+    "an ADD up to 0.16": (
+        encode.encode_add("id", admitted(eos_token_id=2), layout("0.16")),
+        b"\x00",
+        ["id", [1, 2], None, MAP, None, 2, 0.0, None, None, None],
+    ),
+    "an ADD up to 0.10.1": (
+        encode.encode_add("id", admitted(priority=1), layout("0.10.1")),
+        b"\x00",
+        ["id", [1, 2], None, None, None, MAP, None, None, 0.0, None, None, None, 0, 0, 1],
     ),
     "an ABORT": (encode.encode_abort(("a", "b")), b"\x01", ["a", "b"]),
     "an ABORT of nothing": (encode.encode_abort([]), b"\x01", []),
@@ -63,7 +82,7 @@ def test_frames_are_a_type_and_a_payload(frames: tuple[bytes, ...], kind: bytes,
 
 
 def test_the_arrival_time_is_a_float_on_the_wire() -> None:
-    _, payload = encode.encode_add("id", admitted(), None)
+    _, payload = encode.encode_add("id", admitted(), CURRENT)
     assert type(msgpack.unpackb(payload)[5]) is float
 
 

@@ -106,7 +106,7 @@ def test_a_rank_that_told_little_has_little_known_about_it() -> None:
     handshake = begin(1)
     handshake.receive(b"\0\0", [msgpack.packb(HELLO)])
     handshake.receive(b"\0\0", [msgpack.packb({"status": "READY"})])
-    handshake.registered(0, [msgpack.packb({"num_gpu_blocks": 5})])
+    handshake.registered(0, [msgpack.packb({"max_model_len": None, "dtype": "float32"})])
     (info,) = handshake.infos()
     assert (info.version, info.data_parallel_size, info.config_hash, info.max_model_len) == (None, None, None, None)
 
@@ -251,11 +251,16 @@ def test_noise_disturbs_nothing(identity: bytes, frames: list[bytes]) -> None:
     assert handshake.stages == before
 
 
-def test_an_engine_that_is_too_old_is_told_which_ones_are_not() -> None:
-    handshake = begin()
+def test_a_rank_that_registers_with_nothing_is_asked_before_it_is_up() -> None:
+    handshake = begin(1)
     say(handshake, 0, "HELLO")
-    with pytest.raises(HandshakeError, match=r"rank 0 is vLLM 0\.19 or older .*0\.20 to 0\.33"):
-        handshake.registered(0, [b""])
+    handshake.registered(0, [b""])
+    assert handshake.questions() == []
+    say(handshake, 0, "READY")
+    assert {rank for rank, _ in handshake.questions()} == {0}
+    assert not handshake.complete
+    assert handshake.stages == {0: "ready and registered, being asked its version"}
+    assert not handshake.answered(0, [b"something else"])
 
 
 @pytest.mark.parametrize(

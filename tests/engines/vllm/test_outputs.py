@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
+import weakref
 from typing import Any
 
 import msgpack
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep_trio.engines.protocol import Batch, LoadReport, UtilityReply
 from lockstep_trio.engines.vllm.outputs import decode
+from lockstep_trio.engines.vllm.result import merge
 from lockstep_trio.errors import WireError
 
 # Not ``msgpack.ExtType``: see test_packing.py.
@@ -102,8 +105,124 @@ def test_the_notice_of_death_is_one_frame_of_these_bytes_and_no_more() -> None:
             decode(frames)
 
 
-def test_frames_with_large_arrays_are_left_alone() -> None:
+def test_frames_that_nothing_refers_to_are_left_alone() -> None:
     assert read(message(outputs=[SHORT]), b"\xc1", b"") == Batch(outputs=[("a", False, SHORT)])
+
+
+ONES = ["int8", [300], 1]
+TWOS = ["int8", [300], 2]
+
+
+def test_an_output_has_the_frames_that_it_refers_to_in_the_place_of_their_numbers() -> None:
+    frames = [bytes([at] * 300) for at in (1, 2)]
+    outputs = [
+        ["a", [1], [ONES, TWOS, ONES]],
+        ["b", [2]],
+        ["c", [3], None, None, TWOS],
+        ["d", [4], None, None, None, None],
+    ]
+    first, second, third, fourth = (raw for _, _, raw in read(message(outputs=outputs), *frames).outputs)
+    assert first == ("a", (1,), tuple(("int8", (300,), frame) for frame in (frames[0], frames[1], frames[0])))
+    assert first[2][0][2] is frames[0]
+    assert (second, third) == (("b", (2,)), ("c", (3,), None, None, ("int8", (300,), frames[1])))
+    assert fourth == ("d", (4,), None, None, None, None)
+
+
+def test_of_the_frames_of_a_message_an_output_keeps_none_alive_but_its_own() -> None:
+    class Buffer(bytearray):
+        pass
+
+    def received() -> tuple[list[Any], list[weakref.ref[Buffer]]]:
+        buffers = [Buffer(300), Buffer(300)]
+        outputs = [["a", [1], None, None, ONES], ["b", [2], None, None, TWOS], ["c", [3], None, None, None]]
+        batch = read(message(outputs=outputs), *map(memoryview, buffers))  # type: ignore[arg-type]
+        return [raw for _, _, raw in batch.outputs], [weakref.ref(each) for each in buffers]
+
+    (first, second, third), alive = received()
+    assert [each() is not None for each in alive] == [True, True]
+    del first
+    assert [each() is not None for each in alive] == [False, True]
+    output = merge("mine", 0, [second])
+    del second
+    assert alive[1]() is not None
+    del output
+    assert alive[1]() is None
+    assert third[0] == "c"
+
+
+def test_64_mib_in_a_frame_of_their_own_are_neither_copied_nor_kept_when_the_output_is_gone() -> None:
+    class Buffer(bytearray):
+        pass
+
+    outputs = [["a", [1], None, [["int32", [4096, 4096], 1], ["float32", [4096, 4096], 1], ["int32", [4096], 2]]]]
+    large = Buffer(64 * 1024 * 1024)
+    frames = [msgpack.packb(message(outputs=outputs)), memoryview(large), memoryview(bytearray(4 * 4096))]
+    alive = weakref.ref(large)
+    del large
+    tracemalloc.start()
+    try:
+        ((_, _, raw),) = decode(frames).outputs
+        output = merge("mine", 0, [raw])  # type: ignore[list-item]
+        assert output.prompt_logprobs is not None
+        (chunk,) = output.prompt_logprobs.chunks
+        row = next(iter(chunk))
+        assert isinstance(row.logprobs, memoryview)
+        assert row.logprobs.obj is alive()
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    del raw, output, chunk, frames
+    assert alive() is not None
+    del row
+    assert alive() is None
+
+
+@pytest.mark.parametrize("number", [-1, 0, 3, 2**63, True, None, "1", 1.0])
+def test_a_number_without_a_frame_costs_only_the_array(number: object) -> None:
+    outputs = [["a", [1], None, None, ["int8", [300], number]], ["b", [2], None, None, ONES]]
+    batch = read(message(outputs=outputs), bytes(300), bytes(300))
+    assert batch.damage == ()
+    first, second = (merge("mine", 0, [raw]) for _, _, raw in batch.outputs)  # type: ignore[list-item]
+    assert (first.token_ids, second.token_ids) == ((1,), (2,))
+    with pytest.raises(WireError, match="pooling_output"):
+        _ = first.pooling_output
+    assert second.pooling_output is not None
+
+
+def test_an_answer_to_a_call_has_its_frames_too() -> None:
+    answer = [7, None, [None, [{"weights": ONES}, 5]]]
+    batch = read(message(utility=answer), bytes(300))
+    assert batch.utility == UtilityReply(7, None, ({"weights": ("int8", (300,), bytes(300))}, 5))
+
+
+def test_the_name_of_the_weights_is_that_of_every_output_of_the_message() -> None:
+    batch = read(message(outputs=[SHORT, FULL, ["c", [1], None, None, ONES]], weights="step-7"), bytes(300))
+    found = [(wire_id, last, merge(wire_id, 0, [raw]).weight_versions) for wire_id, last, raw in batch.outputs]  # type: ignore[list-item]
+    assert found == [("a", False, ("step-7",)), ("b", True, ("step-7",)), ("c", False, ("step-7",))]
+    assert batch.outputs[1][2] == FULL
+
+
+@pytest.mark.parametrize("name", [None, "default"])
+def test_weights_that_nobody_named_have_no_name_and_cost_nothing(name: str | None) -> None:
+    batch = read(message(outputs=[SHORT], weights=name))
+    assert batch == Batch(outputs=[("a", False, SHORT)])
+    assert type(batch.outputs[0][2]) is tuple
+
+
+@pytest.mark.parametrize("name", [5, b"x", ["a"], {"a": 1}, True])
+def test_a_name_of_weights_that_is_no_text_costs_only_the_name(name: object) -> None:
+    batch = read(message(outputs=[SHORT], weights=name, wave_complete=3))
+    assert (batch.outputs, batch.wave_done) == ([("a", False, SHORT)], 3)
+    assert len(batch.damage) == 1
+    assert "weight_version" in batch.damage[0]
+
+
+@pytest.mark.parametrize("broken", [5, ["a"], [["a", 5], 7, "b"], {"a": 1}])
+@pytest.mark.parametrize(("name", "frames"), [("step-7", ()), (None, (b"x",)), ("step-7", (b"x",))])
+def test_broken_outputs_are_damage_with_frames_and_named_weights_too(
+    broken: object, name: str | None, frames: tuple[bytes, ...]
+) -> None:
+    assert read(message(outputs=broken, weights=name), *frames) == read(message(outputs=broken))
 
 
 @pytest.mark.parametrize("array", [None, 5, "text", {}, {0: 1}, b"x", 1.5, True])
@@ -301,7 +420,8 @@ def check_any(frames: list[bytes]) -> None:
     except WireError:
         return
     for wire_id, last, raw in batch.outputs:
-        assert (type(wire_id), type(last), type(raw)) == (str, bool, tuple)
+        assert (type(wire_id), type(last)) == (str, bool)
+        assert isinstance(raw, tuple)
     for wave in (batch.wave_done, batch.wave_asked):
         assert wave is None or (type(wave) is int and wave >= 0)
     assert all(isinstance(each, str) for each in batch.damage)

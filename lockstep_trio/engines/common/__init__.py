@@ -1,0 +1,1 @@
+"""What more than one wire protocol needs. Knows no engine; for protocols, not for users."""

@@ -1,0 +1,119 @@
+"""Every layout there ever was, judged by the message classes of the release that has it. No engine runs for this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interop.judge import Refused
+from interop.release_judge import ReleaseJudge
+from interop.releases import RELEASES, find
+from lockstep_trio import EngineCoreRequest, FinishReason, RequestRejected, SamplingParams, VllmProtocol
+from lockstep_trio.engines.protocol import RankInfo
+from lockstep_trio.engines.vllm import VllmSession
+from poison.valid import requests as valid_requests
+
+pytestmark = pytest.mark.vllm
+
+
+def session_of(version: str) -> VllmSession:
+    info = RankInfo(0, data_parallel_size=1, max_model_len=512)
+    return VllmProtocol(version=version, vocab_size=256).session([info])
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def judge(release: str) -> Iterator[ReleaseJudge]:
+    found = find(release)
+    if found is None:
+        pytest.skip("its wheel is not there: python tests/interop/releases.py --ensure")
+    with ReleaseJudge(found) as judge:
+        judge.version()
+        yield judge
+
+
+def same(mine: object, theirs: object) -> bool:
+    return mine == theirs or (isinstance(mine, tuple) and list(mine) == theirs)
+
+
+@given(valid_requests())
+@settings(max_examples=40, deadline=None)
+def test_what_is_valid_reaches_the_classes_of_that_release(
+    judge: ReleaseJudge, release: str, drawn: EngineCoreRequest
+) -> None:
+    try:
+        kind, *frames = session_of(release).encode_add(drawn, "a#1")
+    except RequestRejected as refused:
+        assert refused.field in ("sampling.logprobs", "sampling.prompt_logprobs"), refused
+        return
+    assert kind == b"\x00"
+    value = judge.decode("add", [bytes(frame) for frame in frames])
+    assert value["request_id"] == "a#1"
+    assert value["prompt_token_ids"] == list(drawn.prompt_token_ids)
+    assert (value["cache_salt"], value["priority"]) == (drawn.cache_salt, drawn.priority)
+    assert value["arrival_time"] == drawn.arrival_time
+    assert (value["lora_request"], value["data_parallel_rank"], value["client_index"]) == (None, None, 0)
+    sampling = value["sampling_params"]
+    names = ["presence_penalty", "repetition_penalty", "max_tokens", "min_tokens", "logprobs"]
+    if drawn.sampling.temperature >= 0.01:  # below that the classes themselves make it greedy
+        names += ["temperature", "min_p", "top_p"]
+    for name in names:
+        assert same(getattr(drawn.sampling, name), sampling[name]), name
+    eos = drawn.sampling.eos_token_id
+    if "eos_token_id" in value:
+        assert value["eos_token_id"] == (None if drawn.sampling.ignore_eos else eos)
+    elif eos is not None and not drawn.sampling.ignore_eos:
+        assert sampling["_eos_token_id"] == eos
+
+
+def test_the_last_field_that_may_be_sent_is_where_that_release_has_it(judge: ReleaseJudge, release: str) -> None:
+    _, payload = session_of(release).encode_add(EngineCoreRequest([1, 2], priority=-7), "x")
+    assert judge.decode("add", [bytes(payload)])["priority"] == -7
+
+
+def test_another_layout_is_refused_so_this_test_could_fail(judge: ReleaseJudge, release: str) -> None:
+    other = "0.33.0" if tuple(map(int, release.split("."))) < (0, 17, 0) else "0.16.0"
+    _, payload = session_of(other).encode_add(EngineCoreRequest([1, 2], SamplingParams(eos_token_id=3)), "x")
+    with pytest.raises(Refused):
+        judge.decode("add", [bytes(payload)])
+
+
+ROWS = st.fixed_dictionaries(
+    {
+        "request_id": st.text(max_size=5),
+        "new_token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=4),
+        "finish_reason": st.sampled_from([None, 0, 1, 2]),
+        "stop_reason": st.none() | st.integers(0, 9) | st.text(max_size=3),
+        "num_cached_tokens": st.integers(0, 99),
+    }
+)
+
+
+@given(st.lists(ROWS, max_size=3), st.none() | st.integers(0, 2**40), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_what_that_release_says_is_read(
+    judge: ReleaseJudge, release: str, rows: list[dict[str, Any]], wave: int | None, utility: bool
+) -> None:
+    session = session_of(release)
+    batch = session.decode(judge.encode("outputs", {"outputs": rows, "wave_complete": wave, "utility": utility}))
+    assert not batch.damage
+    assert (batch.wave_done, batch.utility is not None) == (wave, utility)
+    assert len(batch.outputs) == len(rows)
+    for row, (wire_id, last, raw) in zip(rows, batch.outputs, strict=True):
+        output = session.merge("mine", 0, [raw])
+        assert wire_id == row["request_id"]
+        assert list(output.token_ids) == row["new_token_ids"]
+        assert last is (row["finish_reason"] is not None)
+        reason = row["finish_reason"]
+        assert output.finish_reason is (None if reason is None else [*FinishReason][reason])
+        assert output.stop_reason == (None if reason is None else row["stop_reason"])
+        if tuple(map(int, release.split("."))) < (0, 20, 0):
+            assert output.cached_tokens == row["num_cached_tokens"]
