@@ -276,15 +276,29 @@ def soak(session: nox.Session) -> None:
     pytest(session, "-m", "night", "tests/chaos/test_soak.py")
 
 
+def has_engine(session: nox.Session, script: str) -> bool:
+    """Build an engine's environment, which lasts; says so loudly if its wheels cannot be had."""
+    session.run("python", script, "--ensure", success_codes=[0, 75])  # 75: its wheels cannot be had
+    found = session.run("python", script, "--locate", silent=True, stderr=None)
+    if (found or "").strip():
+        return True
+    for line in ("", "NOT TESTED AGAINST THIS ENGINE:", "its wheels cannot be had from the package index.", ""):
+        session.warn(f"!!! {line:<48} !!!")
+    return False
+
+
 @nox.session(python=PYTHONS[0])
 def vllm(session: nox.Session) -> None:
     """The tests against a real vLLM group, on the CPU; they start it three times. From nothing it fetches some 4 GB."""
-    script = "tests/interop/environment.py"
-    session.run("python", script, "--ensure", success_codes=[0, 75])  # 75: its wheels cannot be had
-    found = session.run("python", script, "--locate", silent=True, stderr=None)
-    if not (found or "").strip():
-        for line in ("", "NOT TESTED AGAINST A REAL ENGINE:", "its wheels cannot be had from the package index.", ""):
-            session.warn(f"!!! {line:<48} !!!")
-        return
-    install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
-    pytest(session, "-m", "vllm", "-s", "tests/interop")
+    if has_engine(session, "tests/interop/environment.py"):
+        session.run("python", "tests/interop/releases.py", "--ensure")
+        install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
+        pytest(session, "-m", "vllm", "-s", "tests/interop")
+
+
+@nox.session(python=FULL)
+def tokenspeed(session: nox.Session) -> None:
+    """The tests against TokenSpeed's own message classes and sockets, no model. From nothing it fetches 30 MB."""
+    if has_engine(session, "tests/interop/tokenspeed/environment.py"):
+        install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
+        pytest(session, "-m", "tokenspeed", "tests/interop/tokenspeed")

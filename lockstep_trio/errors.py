@@ -46,6 +46,8 @@ class FaultKind(enum.Enum):
     """Frames stayed unsendable for longer than ``send_timeout``."""
     STALLED = "stalled"
     """No sign of life while it had work."""
+    DISAGREED = "disagreed"
+    """It refused to pause or to resume, and others did not."""
     UNDECODABLE = "undecodable"
     """It sent what could not be read where reading it was vital."""
 

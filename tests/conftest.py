@@ -27,7 +27,7 @@ else:
 HERE = Path(__file__).parent
 CORE_FOLDERS = {"core", "engines", "link", "runtime", "testing"}
 """Folders below tests/ that are in the core set, as are the files beside this one; `slow` keeps a test out of it."""
-NOT_CORE = {"slow", "explore", "night", "vllm"}
+NOT_CORE = {"slow", "explore", "night", "vllm", "tokenspeed"}
 
 # Without the extra `cli` its tests cannot even be imported.
 collect_ignore = ["cli"] if find_spec("click") is None or find_spec("rich") is None else []

@@ -19,10 +19,13 @@ from .events import (
     LoseGroup,
     LoseRank,
     Nudge,
+    Paused,
+    Pausing,
     Progress,
     RankDraining,
     RankLost,
     Request,
+    Resumed,
     SendAbort,
     SendAdd,
     SendFence,
@@ -36,7 +39,7 @@ from .events import (
     WaveDone,
 )
 from .history import History
-from .lifecycle import GroupPhase, RankPhase
+from .lifecycle import GroupPhase, PausePhase, RankPhase
 from .machine import GroupMachine, GroupSnapshot, RankSnapshot
 from .selection import Load, score
 from .wave import ExactWake, Fence, Start, WaveAction, WaveRule
@@ -62,12 +65,16 @@ __all__ = [
     "LoseGroup",
     "LoseRank",
     "Nudge",
+    "PausePhase",
+    "Paused",
+    "Pausing",
     "Progress",
     "RankDraining",
     "RankLost",
     "RankPhase",
     "RankSnapshot",
     "Request",
+    "Resumed",
     "SendAbort",
     "SendAdd",
     "SendFence",

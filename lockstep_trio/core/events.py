@@ -79,6 +79,24 @@ class Nudge:
     """Start the current wave again in a lockstep group, because it may be split. Harmless if it is not."""
 
 
+@final
+@attrs.frozen
+class Pausing:
+    """The call that pauses is about to be queued for every rank. Nothing is submitted from now until ``Resumed``."""
+
+
+@final
+@attrs.frozen
+class Paused:
+    """Every rank has answered that call: none works, and silence means nothing."""
+
+
+@final
+@attrs.frozen
+class Resumed:
+    """Every rank has answered the call that resumes; or all have refused to pause."""
+
+
 # -- events: a rank ----------------------------------------------------------------------------------------------
 
 
@@ -104,6 +122,9 @@ class LoadReported:
     running: int
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1; None if the rank did not tell."""
+    while_idle: bool = attrs.field(default=True, kw_only=True)
+    """The rank reports once more when it falls idle; where it does not, this counts for nothing on a rank that holds
+    nothing of ours."""
 
 
 @final
@@ -155,6 +176,9 @@ Event: TypeAlias = (
     | Close
     | Look
     | Nudge
+    | Pausing
+    | Paused
+    | Resumed
     | Progress
     | LoadReported
     | FenceAnswered

@@ -48,6 +48,34 @@ class GroupStep(enum.Enum):
     FAIL = "fail"
 
 
+@final
+class PausePhase(enum.Enum):
+    """Whether the ranks work."""
+
+    WORKING = "working"
+    PAUSING = "pausing"
+    """They have been told to pause, and have not all said that they have."""
+    PAUSED = "paused"
+    """They have all said so, and have not all said that they have resumed."""
+
+
+@final
+class PauseStep(enum.Enum):
+    """What moves the pause on."""
+
+    BEGIN = "begin"
+    COMPLETE = "complete"
+    RESUME = "resume"
+
+
+PAUSE_TABLE: Mapping[tuple[PausePhase, PauseStep], PausePhase] = {
+    (PausePhase.WORKING, PauseStep.BEGIN): PausePhase.PAUSING,
+    (PausePhase.PAUSING, PauseStep.COMPLETE): PausePhase.PAUSED,
+    (PausePhase.PAUSING, PauseStep.RESUME): PausePhase.WORKING,  # they have all refused
+    (PausePhase.PAUSED, PauseStep.RESUME): PausePhase.WORKING,
+    (PausePhase.PAUSED, PauseStep.BEGIN): PausePhase.PAUSING,  # to sleep
+}
+
 RANK_TABLE: Mapping[tuple[RankPhase, RankStep], RankPhase] = {
     (RankPhase.SERVING, RankStep.DRAIN): RankPhase.DRAINING,
     (RankPhase.SERVING, RankStep.LOSE): RankPhase.LOST,

@@ -9,7 +9,7 @@ wake rule          which wave to start and when; what is unproven               
 registry           which requests are in flight, and on which rank              ``registry``
 selector           reported load; whose turn it is                              ``selection``
 stall watches      who has been silent for too long                             ``stalls``
-phases             whether a rank serves, whether the group is open             ``lifecycle``
+phases             whether a rank serves, the group is open, the ranks work     ``lifecycle``
 =================  ===========================================================  ================
 
 Events go in, effects come out, time is an argument. There is no I/O, no clock and no randomness, and ``handle``
@@ -42,10 +42,13 @@ from .events import (
     LoseGroup,
     LoseRank,
     Nudge,
+    Paused,
+    Pausing,
     Progress,
     RankDraining,
     RankLost,
     Request,
+    Resumed,
     SendAbort,
     SendAdd,
     SendFence,
@@ -59,7 +62,17 @@ from .events import (
     WaveDone,
 )
 from .history import History
-from .lifecycle import GROUP_TABLE, RANK_TABLE, GroupPhase, GroupStep, RankPhase, RankStep
+from .lifecycle import (
+    GROUP_TABLE,
+    PAUSE_TABLE,
+    RANK_TABLE,
+    GroupPhase,
+    GroupStep,
+    PausePhase,
+    PauseStep,
+    RankPhase,
+    RankStep,
+)
 from .registry import Registry
 from .selection import Load, Selector
 from .stalls import Ask, Mend, StallAction, StallWatch
@@ -98,6 +111,8 @@ class GroupSnapshot:
     """The wave that the next START names; None for independent ranks."""
     stepping: bool
     """A START for ``clock`` has left and no DONE for it has come back; False for independent ranks."""
+    pause: PausePhase
+    """Whether the ranks work or are paused."""
     in_flight: int
     last_start: tuple[int, float] | None
     """(wave, time) of the last START, None if there was none."""
@@ -118,6 +133,8 @@ class GroupMachine:
         outbox_limit: Bytes that may wait for one rank; a request that would exceed it is ``Overloaded``.
         stall_timeout: Seconds for which a rank with work may be silent before it is probed; None for ever.
         probe_timeout: Seconds of further silence after which it is lost.
+        probes: Whether ranks can be asked anything: without that a silent one is lost unasked, and there is no
+            lockstep, because no abort could be proven.
         history_limit: Events to keep for replay; 0 keeps none.
     """
 
@@ -125,10 +142,12 @@ class GroupMachine:
         "_fault",
         "_history",
         "_last_start",
+        "_pause",
         "_phase",
         "_phases",
         "_rank_faults",
         "_registry",
+        "_resumed_at",
         "_rule",
         "_selector",
         "_watches",
@@ -136,6 +155,7 @@ class GroupMachine:
         "lockstep",
         "max_in_flight",
         "outbox_limit",
+        "probes",
         "ranks",
         "stall_timeout",
     )
@@ -150,30 +170,39 @@ class GroupMachine:
         outbox_limit: int = DEFAULT_OUTBOX_LIMIT,
         stall_timeout: float | None = None,
         probe_timeout: float = 0.0,
+        probes: bool = True,
         history_limit: int = 0,
     ) -> None:
         if ranks < 1:
             raise ValueError(f"ranks is {ranks}; it must be at least 1")
         if rule is not None and not lockstep:
             raise ValueError("rule is given; it must be None for independent ranks")
+        if lockstep and not probes:
+            raise ValueError("probes is False; it must be True for a lockstep group, which needs fences")
         self.ranks = ranks
         self.lockstep = lockstep
         self.max_in_flight = max_in_flight
         self.outbox_limit = outbox_limit
         self.stall_timeout = stall_timeout
+        self.probes = probes
         self._rule: WaveRule = NoWaves() if not lockstep else ExactWake(ranks) if rule is None else rule
         self._registry = Registry.of(ranks)
         self._selector = Selector.of(ranks)
         self._phases = [RankPhase.SERVING] * ranks
         self._rank_faults: dict[int, Fault] = {}
         self._phase = GroupPhase.OPEN
+        self._pause = PausePhase.WORKING
+        self._resumed_at = 0.0
+        """When the last pause ended: silence counts from then."""
         self._fault: Fault | None = None
         self._last_start: tuple[int, float] | None = None
         self._working_since = [0.0] * ranks
         """When each rank was given work that had none. Means nothing while it has none."""
         domains = [tuple(range(ranks))] if lockstep else [(rank,) for rank in range(ranks)]
         self._watches = (
-            [] if stall_timeout is None else [StallWatch(each, stall_timeout, probe_timeout) for each in domains]
+            []
+            if stall_timeout is None
+            else [StallWatch(each, stall_timeout, probe_timeout, probes=probes) for each in domains]
         )
         self._history = History(self.copy(), history_limit) if history_limit else None
 
@@ -216,7 +245,7 @@ class GroupMachine:
             case Progress():
                 return self._progress(event)
             case LoadReported():
-                self._selector.report(event.rank, Load(event.waiting, event.running, event.kv_usage))
+                self._report(event)
                 return ()
             case FenceAnswered():
                 return self._then_settled(self._act(self._rule.fenced(event.rank), now))
@@ -231,11 +260,23 @@ class GroupMachine:
                 return self._look(event.seen, now)
             case Nudge():
                 return self._act(self._rule.nudged(), now)
+            case Pausing():
+                self._pause = PAUSE_TABLE[self._pause, PauseStep.BEGIN]
+                self._rule.paused()
+                return ()
+            case Paused():
+                self._pause = PAUSE_TABLE[self._pause, PauseStep.COMPLETE]
+                return ()
+            case Resumed():
+                self._pause = PAUSE_TABLE[self._pause, PauseStep.RESUME]
+                self._resumed_at = now
+                return self._then_settled(self._act(self._rule.resumed(), now))
             case _:
                 assert_never(event)
 
     def _submit(self, request: Request, backlog: Mapping[int, int], now: float) -> Iterable[Effect]:
         self._refuse_if_over()
+        assert self._pause is PausePhase.WORKING, "a submit has to wait until the ranks have resumed"
         if len(self._registry) >= self.max_in_flight:
             raise Overloaded("max_in_flight", self.max_in_flight)
         rank = self._place(request, backlog)
@@ -303,6 +344,11 @@ class GroupMachine:
                 self._release(wire_id, event.rank)
         return self._then_settled([])
 
+    def _report(self, event: LoadReported) -> None:
+        load = Load(event.waiting, event.running, event.kv_usage)
+        gone = not event.while_idle and not self._registry.count(event.rank)
+        self._selector.report(event.rank, load.emptied() if gone else load)
+
     def _release(self, wire_id: str, rank: int) -> None:
         self._registry.remove(wire_id)
         if not self._registry.count(rank):
@@ -344,6 +390,8 @@ class GroupMachine:
 
     def _look(self, seen: Sequence[float], now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if self._pause is PausePhase.PAUSED:
+            return effects
         since = self._silence(seen)
         for watch in self._watches:
             action = watch.look(now, seen, since)
@@ -355,20 +403,20 @@ class GroupMachine:
         if self.lockstep and self._rule.stepping and not any(map(self.has_work, range(self.ranks))):
             # All that is awaited is the DONE, and that any rank may bring: the group as a whole owes a sign of life.
             assert self._last_start is not None
-            latest = max(*seen, self._last_start[1])
+            latest = max(*seen, self._last_start[1], self._resumed_at)
             return lambda _: latest
 
         def since(rank: int) -> float | None:
             if self._phases[rank] is RankPhase.LOST or not self.has_work(rank):
                 return None
-            return max(seen[rank], self._working_since[rank])
+            return max(seen[rank], self._working_since[rank], self._resumed_at)
 
         return since
 
     def _suspect(self, action: StallAction, now: float) -> list[Effect]:
         match action:
             case Ask(ranks, silent):
-                return [Suspected(silent), SendProbe(ranks)]
+                return [Suspected(silent), SendProbe(ranks)] if self.probes else [Suspected(silent)]
             case Mend(ranks, silent, answered):
                 return [Split(silent, answered), *self._act(self._rule.nudged(), now), SendProbe(ranks)]
             case _:
@@ -380,7 +428,7 @@ class GroupMachine:
         Args:
             seen: By rank, when it was last heard of.
         """
-        if self._phase in (GroupPhase.FAILED, GroupPhase.CLOSED):
+        if self._phase in (GroupPhase.FAILED, GroupPhase.CLOSED) or self._pause is PausePhase.PAUSED:
             return None
         since = self._silence(seen)
         return min((time for watch in self._watches if (time := watch.next_look(since)) is not None), default=None)
@@ -439,6 +487,11 @@ class GroupMachine:
         return not self._rule.stepping
 
     @property
+    def pause(self) -> PausePhase:
+        """Whether the ranks work. Unless they do nothing may be submitted."""
+        return self._pause
+
+    @property
     def in_flight(self) -> int:
         """Requests in flight, all ranks together."""
         return len(self._registry)
@@ -485,6 +538,7 @@ class GroupMachine:
             lockstep=self.lockstep,
             clock=self._rule.clock,
             stepping=self.lockstep and self._rule.stepping,
+            pause=self._pause,
             in_flight=len(self._registry),
             last_start=self._last_start,
             fault=self._fault,
@@ -516,12 +570,15 @@ class GroupMachine:
         twin.max_in_flight = self.max_in_flight
         twin.outbox_limit = self.outbox_limit
         twin.stall_timeout = self.stall_timeout
+        twin.probes = self.probes
         twin._rule = self._rule.copy()
         twin._registry = self._registry.copy()
         twin._selector = self._selector.copy()
         twin._phases = list(self._phases)
         twin._rank_faults = dict(self._rank_faults)
         twin._phase = self._phase
+        twin._pause = self._pause
+        twin._resumed_at = self._resumed_at
         twin._fault = self._fault
         twin._last_start = self._last_start
         twin._working_since = list(self._working_since)
@@ -538,6 +595,7 @@ class GroupMachine:
         """
         return (
             self._phase,
+            self._pause,
             tuple(self._phases),
             self._registry.canonical(),
             self._selector.canonical(),

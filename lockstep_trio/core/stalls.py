@@ -10,6 +10,8 @@ for them in a collective. A START that names the current wave mends that, and ha
 tried once, and then there is another ``probe_timeout``.
 
 Any sign of life of the suspected rank ends the suspicion, a probe's answer included, and so does the end of its work.
+
+Where an engine can be asked nothing, the second wait is all there is: whoever is silent for both has stalled.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import attrs
 @final
 @attrs.frozen
 class Ask:
-    """Send a probe to all ``ranks``."""
+    """Send a probe to all ``ranks``, if they can be asked anything."""
 
     ranks: tuple[int, ...]
     silent: tuple[int, ...]
@@ -66,6 +68,8 @@ class StallWatch:
     _asked_at: float | None = None
     """When the last probe was sent; None while nobody is suspected."""
     _mended: bool = False
+    probes: bool = attrs.field(default=True, kw_only=True)
+    """The ranks can be asked for a sign of life."""
 
     def look(
         self, now: float, seen: Sequence[float], silent_since: Callable[[int], float | None]
@@ -111,7 +115,10 @@ class StallWatch:
     ) -> str:
         others = [str(rank) for rank in silent if rank != culprit]
         silence = now - seen[culprit]
-        words = [f"it owes an answer and was silent for {silence:.1f} s, {self.probe_timeout:g} s of it after a probe"]
+        after = (
+            f"{self.probe_timeout:g} s of it after a probe" if self.probes else "and cannot be asked for a sign of life"
+        )
+        words = [f"it owes an answer and was silent for {silence:.1f} s, {after}"]
         if answered:
             words.append(f"answered by ranks {', '.join(map(str, answered))}")
         if others:

@@ -34,6 +34,7 @@ abort                   ABORT to the holder; if unproven, a *fence* behind it: a
 fence reply             proves every id whose abort it stood behind
 ASK(k, w), w > clock    clock = w; not stepping
 ASK(k, any)             then, if not stepping: START(clock) to all; stepping
+paused                  no START leaves, whatever else happens, because a paused rank drops it
 resumed after a pause   not stepping; if anything is unproven: START(clock) to all; stepping
 suspected to be split   START(clock) to all; stepping
 ======================  ====================================================================================
@@ -113,8 +114,12 @@ class WaveRule(abc.ABC):
         """``rank`` asks for wave ``wave`` to be started."""
 
     @abc.abstractmethod
+    def paused(self) -> None:
+        """All ranks have been told to pause: until ``resumed`` nothing is submitted, and a START would be dropped."""
+
+    @abc.abstractmethod
     def resumed(self) -> tuple[WaveAction, ...]:
-        """All ranks have resumed after a pause, during which they dropped every START."""
+        """All ranks have resumed after a pause, or have all refused to pause."""
 
     def nudged(self) -> tuple[WaveAction, ...]:
         """Some ranks seem to wait in a collective for others that are parked."""
@@ -184,6 +189,7 @@ class ExactWake(WaveRule):
     """Per rank: unproven id -> what it waits for."""
     _fences: set[int] = attrs.field(factory=set[int])
     """Ranks with an outstanding fence. Not derivable: an output may prove the last id that waits for it."""
+    _paused: bool = False
 
     def submitted(self, rank: int, wire_id: str) -> tuple[WaveAction, ...]:
         self._waits[rank][wire_id] = Proof.OUTPUT
@@ -219,11 +225,17 @@ class ExactWake(WaveRule):
             self._stepping = False
         return self._wake()
 
+    def paused(self) -> None:
+        self._paused = True
+
     def resumed(self) -> tuple[WaveAction, ...]:
+        self._paused = False
         self._stepping = False
         return self._wake() if any(self._waits) else ()
 
     def nudged(self) -> tuple[WaveAction, ...]:
+        if self._paused:
+            return ()
         self._stepping = True
         return (Start(self._clock),)
 
@@ -250,15 +262,20 @@ class ExactWake(WaveRule):
 
     def copy(self) -> Self:
         return type(self)(
-            self.ranks, self._clock, self._stepping, [dict(waits) for waits in self._waits], set(self._fences)
+            self.ranks,
+            self._clock,
+            self._stepping,
+            [dict(waits) for waits in self._waits],
+            set(self._fences),
+            self._paused,
         )
 
     def canonical(self, base: int) -> Hashable:
         waits = tuple(frozenset(waits.items()) for waits in self._waits)
-        return (self._clock - base, self._stepping, waits, frozenset(self._fences))
+        return (self._clock - base, self._stepping, waits, frozenset(self._fences), self._paused)
 
     def _wake(self) -> tuple[WaveAction, ...]:
-        if self._stepping:
+        if self._stepping or self._paused:
             return ()
         self._stepping = True
         return (Start(self._clock),)
@@ -296,6 +313,9 @@ class NoWaves(WaveRule):
         return ()
 
     asked = done
+
+    def paused(self) -> None:
+        pass
 
     def resumed(self) -> tuple[WaveAction, ...]:
         return ()

@@ -60,8 +60,11 @@ class RankLink(Protocol):
         """
         ...
 
-    def receive_nowait(self) -> list[bytes] | None:
-        """The next message of the rank's output socket, None if there is none just now."""
+    def receive_nowait(self) -> Sequence[Frame] | None:
+        """The next message of the rank's output socket, None if there is none just now.
+
+        Its first frame is ``bytes``. Long ones behind that may be read-only views, to spare a copy.
+        """
         ...
 
     @property

@@ -15,7 +15,8 @@ import attrs
 import zmq
 
 from lockstep_trio.link.connections import NO_DESCRIPTOR, Connections, descriptor_of, origin_of
-from lockstep_trio.link.socket import receive_frames
+from lockstep_trio.link.interface import Frame
+from lockstep_trio.link.socket import contents, receive_frames
 from lockstep_trio.link.watch import Watch
 
 __all__ = ["Outputs"]
@@ -32,7 +33,7 @@ class _Early:
     number: int
     descriptor: int
     origin: str
-    frames: list[bytes]
+    frames: list[Frame]
 
 
 @final
@@ -46,7 +47,7 @@ class Outputs:
         self._position = position
         self._early: list[_Early] = []
         self._unjudged = False
-        self._ready: deque[list[bytes]] = deque()
+        self._ready: deque[list[Frame]] = deque()
         self.expected_from: str | None = None
         """Where the rank's registration came from; None before that."""
         self.dropped = 0
@@ -56,7 +57,7 @@ class Outputs:
         """Whether `next` may have something that is not in the socket any more."""
         return bool(self._ready) or (self._unjudged and self.expected_from is not None)
 
-    def next(self, *, rank_lost: bool) -> list[bytes] | None:
+    def next(self, *, rank_lost: bool) -> list[Frame] | None:
         """The rank's next message, None if there is none just now.
 
         Args:
@@ -76,7 +77,7 @@ class Outputs:
             self._watch.stirred(self._position)
         return frames
 
-    def _next_own(self, own: int) -> list[bytes] | None:
+    def _next_own(self, own: int) -> list[Frame] | None:
         """Once the rank is lost and its descriptor another's, its last words and the other's cannot be told any more.
 
         Then both are dropped: two lives of a rank must never be mixed, and last words are there at once.
@@ -86,7 +87,7 @@ class Outputs:
             if frames is None:
                 return None
             if descriptor_of(frames[0]) == own and not self._connections.handed_on:
-                return [frame.bytes for frame in frames]
+                return contents(frames)
             self.dropped += 1
         return None
 
@@ -123,7 +124,7 @@ class Outputs:
         if self._connections.outdated(number):
             self.dropped += 1
             return
-        self._early.append(_Early(number, descriptor, origin_of(frames[0]), [frame.bytes for frame in frames]))
+        self._early.append(_Early(number, descriptor, origin_of(frames[0]), contents(frames)))
         self._unjudged = True
 
     def forget(self) -> None:

@@ -21,7 +21,7 @@ import zmq
 from lockstep_trio.link.interface import Frame, Unreachable
 from lockstep_trio.link.watch import READABLE, WRITABLE, Watch
 
-__all__ = ["BACKOFF", "ZmqSocket", "milliseconds", "receive_frames", "send_frames"]
+__all__ = ["BACKOFF", "ZmqSocket", "contents", "milliseconds", "receive_frames", "send_frames"]
 
 BACKOFF = 0.005
 """Seconds between attempts to send on a socket that claims room (``POLLOUT``) but takes nothing.
@@ -31,7 +31,8 @@ ever (measured). Waiting for ``POLLOUT`` would spin.
 """
 
 ZERO_COPY = 64 * 1024
-"""Frames of at least this many bytes are handed to libzmq without a copy. Below it, copying is cheaper."""
+"""Frames of at least this many bytes are handed to and taken from libzmq without a copy. Below it, copying is cheaper,
+and keeps no more alive than itself: libzmq reads small frames of several messages into one buffer."""
 
 _DONT_WAIT = int(zmq.DONTWAIT)
 _MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -82,6 +83,14 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
         frame = receive(_DONT_WAIT, False)
         frames.append(frame)
     return frames
+
+
+def contents(frames: Sequence[zmq.Frame]) -> list[Frame]:
+    """What is in the frames of a message; of long ones behind the first a view, which keeps the frame alive."""
+    if len(frames) == 1:
+        return [frames[0].bytes]
+    first, *rest = frames
+    return [first.bytes, *(frame.bytes if len(frame) < ZERO_COPY else frame.buffer.toreadonly() for frame in rest)]
 
 
 class _Claim(AbstractContextManager[None]):

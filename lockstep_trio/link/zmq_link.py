@@ -144,7 +144,7 @@ class ZmqRankLink:
         else:
             self._watch.stirred(_INPUT)
 
-    def receive_nowait(self) -> list[bytes] | None:
+    def receive_nowait(self) -> list[Frame] | None:
         """The next message of the rank's output socket, None if there is none just now."""
         self._check_open()
         message = self._next_output()
@@ -161,7 +161,7 @@ class ZmqRankLink:
     def _was_heard_out(self) -> bool:
         return self._output_side.ended or trio.current_time() >= self._lost_at + LAST_WORDS
 
-    def _next_output(self) -> list[bytes] | None:
+    def _next_output(self) -> list[Frame] | None:
         return self._outputs.next(rank_lost=self._input_side.lost)
 
     def _read_input(self) -> None:

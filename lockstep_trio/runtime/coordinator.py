@@ -12,7 +12,8 @@ finds the new request unproven and wakes again; a loss or a close that it overta
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, assert_never, final
 
@@ -22,20 +23,26 @@ import trio
 from lockstep_trio.core import (
     Abort,
     Close,
+    Drain,
     Effect,
     EndRequests,
     Event,
     FenceAnswered,
     GroupMachine,
+    GroupPhase,
     Ignored,
     LoadReported,
     Look,
     LoseGroup,
     LoseRank,
+    Paused,
+    PausePhase,
+    Pausing,
     Progress,
     RankDraining,
     RankLost,
     Request,
+    Resumed,
     SendAbort,
     SendAdd,
     SendFence,
@@ -48,20 +55,24 @@ from lockstep_trio.core import (
     WaveAsked,
     WaveDone,
 )
-from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, Session
+from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, Pause, Resume, Session, Sleep, WakeUp
 from lockstep_trio.errors import (
     EngineLost,
     Fault,
+    FaultKind,
     GroupClosed,
     GroupFailed,
     LockstepError,
+    Overloaded,
     RankFailed,
     RequestRejected,
     StreamOverflow,
+    UtilityFailed,
     WireError,
 )
 
 from .diagnosis import describe
+from .pausing import Concerted
 from .rank import RankDriver
 from .stream import StreamBuffer
 from .waiting import Slot
@@ -118,7 +129,15 @@ class Inquiry:
     rank: int
 
 
-Item: TypeAlias = Event | Submission | Glance | Inquiry
+@final
+@attrs.frozen
+class Answered:
+    """Every rank has answered a concerted call, or is lost."""
+
+    concerted: Concerted
+
+
+Item: TypeAlias = Event | Submission | Glance | Inquiry | Concerted | Answered
 
 
 @final
@@ -155,6 +174,12 @@ class Coordinator:
         """Set, and gone, when the machine is next settled; there only while somebody waits for that."""
         self._work_came: trio.Event | None = None
         """Set when something is sent that wants an answer; there only while ``watch`` has nothing to look for."""
+        self._held_back: deque[Submission] = deque()
+        """Submissions that came while the ranks were paused, oldest first."""
+        self._concerted: deque[Concerted] = deque()
+        """Calls that pause or resume, the first of which is under way."""
+        self._asleep = False
+        """Memory was let go of: only a wake-up may resume."""
         self._inquiries: set[int] = set()
         """Ranks about which an inquiry is in the inbox."""
         self.post_mortem: str | None = None
@@ -188,11 +213,17 @@ class Coordinator:
         if self._over:
             raise GroupClosed
         # At the bound too: what still lies in the inbox may be the very abort or final output that makes room.
-        if self.machine.submit_wakes or self.machine.in_flight >= self.machine.max_in_flight:
+        in_turn = self.machine.submit_wakes or self.machine.in_flight >= self.machine.max_in_flight
+        if in_turn or self._held_back or self.machine.pause is not PausePhase.WORKING:
             self._inbox.send_nowait(submission)
             await submission.slot.wait()
         else:
             self._admit(submission)
+
+    def drain(self) -> None:
+        """Take nothing new. To be called in the run's own thread."""
+        self.tell(Drain())
+        self._let_go()
 
     def leave(self, buffer: StreamBuffer) -> None:
         """The caller has no more interest. Never blocks; to be called in the run's own thread."""
@@ -210,7 +241,7 @@ class Coordinator:
         """The group is closed: nothing more will be sent."""
         return self._over or self.settled.is_set()
 
-    def post(self, event: Event) -> None:
+    def post(self, event: Event | Answered) -> None:
         """Put an event into the inbox. Dropped once the group is over."""
         if not self._over:
             self._inbox.send_nowait(event)
@@ -232,7 +263,13 @@ class Coordinator:
     def _take(self, item: Item) -> None:
         if isinstance(item, Submission):
             if not item.slot.abandoned:
-                self._answer(item)
+                self._receive(item)
+        elif isinstance(item, Concerted):
+            self._concerted.append(item)
+            if len(self._concerted) == 1:
+                self._begin_concerted()
+        elif isinstance(item, Answered):
+            self._conclude(item.concerted)
         elif isinstance(item, Glance):
             self.tell(Look(self._seen()))
             item.done.set()
@@ -241,6 +278,7 @@ class Coordinator:
             self._probe((item.rank,))
         else:
             self.tell(item)
+        self._let_go()
 
     async def watch(self) -> None:
         """Have the machine look for silent ranks whenever there may be one. Sleeps while no rank has work."""
@@ -266,6 +304,124 @@ class Coordinator:
 
     def _seen(self) -> tuple[float, ...]:
         return tuple(driver.last_seen for driver in self.drivers)
+
+    # -- pauses --------------------------------------------------------------------------------------------------
+
+    def concert(self, concerted: Concerted) -> None:
+        """Have a call sent to all ranks at once, when its turn has come."""
+        self._inbox.send_nowait(concerted)
+
+    def _receive(self, submission: Submission) -> None:
+        """Admit a submission, or hold it back until the ranks work again."""
+        if not self._holds_back:
+            self._answer(submission)
+        elif self.machine.in_flight + len(self._held_back) >= self.machine.max_in_flight:
+            submission.slot.fail(partial(Overloaded, "max_in_flight", self.machine.max_in_flight))
+        else:
+            self._held_back.append(submission)
+
+    @property
+    def _holds_back(self) -> bool:
+        # Once nothing is taken any more, they shall hear of that.
+        return self.machine.pause is not PausePhase.WORKING and self.machine.phase is GroupPhase.OPEN
+
+    def _let_go(self) -> None:
+        while self._held_back and not self._holds_back:
+            submission = self._held_back.popleft()
+            if not submission.slot.abandoned:
+                self._answer(submission)
+
+    def _begin_concerted(self) -> None:
+        """Start the first call that has something to do and whose caller is still there."""
+        while self._concerted:
+            first = self._concerted[0]
+            if first.slot.abandoned or self._needless(first):
+                self._concerted.popleft()
+                first.slot.deliver({})
+                continue
+            refusal = self._refusal(first)
+            if refusal is not None:
+                self._concerted.popleft()
+                first.slot.fail(refusal)
+                continue
+            self._send_concerted(first)
+            return
+
+    def _needless(self, concerted: Concerted) -> bool:
+        phase = self.machine.pause
+        match concerted.call:
+            case Pause():
+                return phase is PausePhase.PAUSED
+            case Resume() | WakeUp():
+                # Among ranks that are not paused a resume is a barrier that one of them may miss.
+                return phase is PausePhase.WORKING
+            case Sleep():
+                return False
+
+    def _refusal(self, concerted: Concerted) -> Callable[[], LockstepError] | None:
+        if self.machine.fault is not None:
+            return partial(GroupFailed, self.machine.fault)
+        if self.machine.phase not in (GroupPhase.OPEN, GroupPhase.DRAINING):
+            return GroupClosed
+        if self._asleep and isinstance(concerted.call, Resume):
+            return partial(RequestRejected, "method", concerted.method, "a wake-up: the ranks sleep, without memory")
+        return None
+
+    def _send_concerted(self, concerted: Concerted) -> None:
+        concerted.while_paused = self.machine.pause is PausePhase.PAUSED
+        if isinstance(concerted.call, Pause | Sleep):
+            self.tell(Pausing())
+        ranks = [driver.rank for driver in self.drivers if driver.fault is None]
+        concerted.begin(ranks, lambda: self.post(Answered(concerted)))
+        for rank in ranks:
+            call_id = self.next_number()
+            self.drivers[rank].expect(call_id, concerted.holder(rank))
+            self.drivers[rank].queue(self.session.encode_utility(call_id, concerted.method, concerted.args))
+
+    def _conclude(self, concerted: Concerted) -> None:
+        failures, results = concerted.failures, concerted.results
+        if failures and not results:  # all have refused, so nothing has changed
+            if self.machine.pause is PausePhase.PAUSING:
+                self.tell(Paused() if concerted.while_paused else Resumed())
+            concerted.slot.fail(partial(UtilityFailed, concerted.method, failures))
+        else:
+            self._follow(concerted, results)
+            for rank, words in failures.items():
+                self._disagree(concerted, rank, words)
+            concerted.slot.deliver(results)
+        if self._concerted and self._concerted[0] is concerted:  # or the group was lost just now
+            self._concerted.popleft()
+        self._begin_concerted()
+
+    def _disagree(self, concerted: Concerted, rank: int, words: str) -> None:
+        """A rank has not done what others have: what state it is in cannot be known."""
+        driver = self.drivers[rank]
+        driver.lose(FaultKind.DISAGREED, f"{concerted.method} failed here and not elsewhere: {words}")
+        if self.machine.lockstep and driver.fault is not None:
+            concerted.slot.fail(partial(GroupFailed, driver.fault))
+
+    def _follow(self, concerted: Concerted, results: Mapping[int, object]) -> None:
+        """The ranks have done what they were told."""
+        match concerted.call:
+            case Pause():
+                self.tell(Paused())
+            case Sleep(level, _):
+                self._asleep = self._asleep or level > 0
+                self.tell(Paused())
+            case Resume():
+                self._resumed()
+            case WakeUp():
+                if False not in results.values():  # False: memory is still missing
+                    self._resumed()
+
+    def _resumed(self) -> None:
+        self._asleep = False
+        self._alert()
+        self.tell(Resumed())
+
+    def _end_concerted(self, error: Callable[[], LockstepError]) -> None:
+        while self._concerted:
+            self._concerted.popleft().slot.fail(error)
 
     def _answer(self, submission: Submission) -> None:
         try:
@@ -339,7 +495,7 @@ class Coordinator:
                 call_id = self.next_number()
                 self.counts[rank].fences += 1
                 self.drivers[rank].expect_fence(call_id)
-                self.drivers[rank].queue(self.session.encode_utility(call_id, self.session.fence_method, ()))
+                self.drivers[rank].queue(self._harmless(call_id))
             case SendProbe(ranks):
                 self._probe(ranks)
             case EndRequests(wire_ids, fault):
@@ -349,12 +505,15 @@ class Coordinator:
                 logger.error("%s; just before:\n%s", fault, before)
                 self.drivers[fault.rank].give_up(fault)
                 self.drivers[fault.rank].fail_calls(partial(self.loss, fault))
+                if self._concerted:
+                    self._concerted[0].lost(fault.rank)
             case LoseGroup(fault):
                 self._lose_group(fault)
             case Settled():
                 self.settled.set()
             case Suspected(silent):
-                logger.warning("no sign of life from ranks %s, which have work: probing", list(silent))
+                doing = "probing" if self.machine.probes else "they cannot be asked for one"
+                logger.warning("no sign of life from ranks %s, which have work: %s", list(silent), doing)
             case Split(silent, answered):
                 text = "ranks %s answer a probe, %s do not: the wave is started again\n%s"
                 logger.error(text, list(answered), list(silent), before)
@@ -366,7 +525,12 @@ class Coordinator:
     def _probe(self, ranks: Sequence[int]) -> None:
         """Ask for a sign of life. Nobody waits for the reply itself."""
         for rank in ranks:
-            self.drivers[rank].queue(self.session.encode_utility(self.next_number(), self.session.fence_method, ()))
+            self.drivers[rank].queue(self._harmless(self.next_number()))
+
+    def _harmless(self, call_id: int) -> Sequence[Frame]:
+        method = self.session.fence_method
+        assert method is not None, "a utility call where there are none"
+        return self.session.encode_utility(call_id, method, ())
 
     def _start(self, wave: int, exclude: int | None) -> None:
         self._alert()
@@ -387,6 +551,7 @@ class Coordinator:
         self.failed.set()
         for driver in self.drivers:
             driver.fail_calls(partial(GroupFailed, fault))
+        self._end_concerted(partial(GroupFailed, fault))
 
     def loss(self, fault: Fault) -> EngineLost:
         """The error that tells of a fault: lockstep groups are lost as a whole."""
@@ -402,7 +567,8 @@ class Coordinator:
 
     def batch_came(self, rank: int, batch: Batch) -> None:
         """Outputs go straight to their streams; the machine hears of firsts and lasts, then of the rest, in order."""
-        if batch.load is not None and batch.load != self.drivers[rank].load:
+        if batch.load is not None and (batch.load != self.drivers[rank].load or not batch.load.while_idle):
+            # The same again is news where the machine has ceased to believe the last one.
             self.drivers[rank].load = self._unreported[rank] = batch.load
         for wire_id, problem in batch.unreadable:  # first: an output behind one that is missing may be the last
             self._spoil(rank, wire_id, problem)
@@ -451,7 +617,7 @@ class Coordinator:
 
         Not here: while something is sent to it more of its messages may be heard, and would overtake this one's rest.
         """
-        if rank not in self._inquiries and not self._over:
+        if rank not in self._inquiries and not self._over and self.machine.probes:
             self._inquiries.add(rank)
             self._inbox.send_nowait(Inquiry(rank))
 
@@ -502,7 +668,7 @@ class Coordinator:
 
     def _load_event(self, rank: int) -> LoadReported:
         load = self._unreported.pop(rank)
-        return LoadReported(rank, load.waiting, load.running, load.kv_usage)
+        return LoadReported(rank, load.waiting, load.running, load.kv_usage, while_idle=load.while_idle)
 
     async def wait_parked(self) -> None:
         """Until the machine is settled: nothing in flight, nothing awaited; or the group lost."""
@@ -536,8 +702,10 @@ class Coordinator:
                 self.tell(event)
             except Exception as error:  # noqa: BLE001  # raised below, after everybody was told
                 bug = bug or error
+        self._let_go()
         self._over = True
         self._end(tuple(self._buffers), self.machine.fault)
+        self._end_concerted(GroupClosed)
         for driver in self.drivers:
             driver.fail_calls(GroupClosed)
         self.failed.set()
@@ -554,7 +722,7 @@ class Coordinator:
                 item = self._outlet.receive_nowait()
             except trio.WouldBlock:
                 return left
-            if isinstance(item, Submission):
+            if isinstance(item, Submission | Concerted):
                 item.slot.fail(GroupClosed)
-            elif not isinstance(item, Glance | Inquiry):
+            elif not isinstance(item, Glance | Inquiry | Answered):
                 left.append(item)

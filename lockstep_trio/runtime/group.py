@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar, final
 
 import attrs
 import trio
 
-from lockstep_trio.core import Drain, GroupSnapshot
-from lockstep_trio.engines.protocol import RankInfo
+from lockstep_trio.core import GroupSnapshot
+from lockstep_trio.engines.protocol import Pause, PauseCall, PauseMode, RankInfo, Resume, Sleep, WakeUp
 from lockstep_trio.errors import (
     Fault,
     GroupClosed,
@@ -19,6 +19,7 @@ from lockstep_trio.errors import (
 )
 
 from .coordinator import Coordinator, RankCounts, Submission
+from .pausing import Concerted
 from .rank import Replies
 from .stream import RequestStream, StreamBuffer
 
@@ -77,7 +78,8 @@ class Group(Generic[RequestT, OutputT]):
     async def submit(self, request: RequestT) -> RequestStream[OutputT]:
         """Hand a request to a rank and return the stream of its outputs.
 
-        Returns once the ADD, and the wake if the group is parked, are queued; not once the engine has seen them.
+        Returns once the ADD, and the wake if the group is parked, are queued; not once the engine has seen them. While
+        the ranks are paused it waits.
 
         Args:
             request: An ``EngineCoreRequest`` for vLLM. Its id must differ from that of every request in flight; where
@@ -130,7 +132,8 @@ class Group(Generic[RequestT, OutputT]):
 
         Raises:
             UtilityFailed: One or more ranks answered with a failure; it has their words.
-            RequestRejected: A rank is not in the group, or an argument is not plain data. Nothing was sent.
+            RequestRejected: A rank is not in the group, an argument is not plain data, or the method is one of those
+                that pause and resume, for which there are methods here. Nothing was sent.
             GroupFailed, RankFailed: A rank was lost before it answered.
             GroupClosed: The group is closed.
             WireError: A message of an independent rank could not be read, and may have been its reply.
@@ -140,6 +143,9 @@ class Group(Generic[RequestT, OutputT]):
         """
         await trio.lowlevel.checkpoint()
         coordinator = self._coordinator
+        if method in coordinator.session.pause_methods:
+            words = "left to Group.pause, resume, sleep and wake_up, which reach all ranks at once"
+            raise RequestRejected("method", method, words)
         asked = self._asked(ranks)
         if not asked:
             return {}
@@ -160,6 +166,102 @@ class Group(Generic[RequestT, OutputT]):
         if failures:
             raise UtilityFailed(method, failures)
         return {rank: reply.result for rank, reply in replies.items()}
+
+    async def pause(
+        self,
+        mode: PauseMode = "wait",
+        *,
+        clear_cache: bool = True,
+        timeout: float | None = None,  # noqa: ASYNC109  # as for call_utility
+    ) -> None:
+        """Have all ranks stop working; return when all have.
+
+        From now on ``submit`` waits until the ranks have resumed, and what they do not say means nothing: no rank is
+        found to be silent for too long. A group that is paused already is left as it is, whatever the mode.
+
+        Args:
+            mode: ``"wait"``: requests that have begun go on to their end; those that have not wait. ``"abort"``: all
+                are aborted, and their streams end with the finish reason *abort*. ``"keep"``: all are frozen, and go on
+                when the ranks resume.
+            clear_cache: Have the ranks forget cached prefixes.
+            timeout: Seconds to wait; None for as long as it takes.
+
+        Raises:
+            RequestRejected: The engines cannot do that, or not in lockstep (vLLM: from 0.17, in lockstep from 0.21).
+            UtilityFailed: No rank has done it, and nothing has changed.
+            GroupFailed: The group is lost; also if some ranks have done it and others have not.
+            GroupClosed: The group is closed, or is closing.
+            trio.TooSlowError: It takes longer than ``timeout``, and goes on all the same.
+
+        Cancellation: a pause that has begun goes on; one whose turn has not come does not begin.
+        """
+        await self._concert(Pause(mode, clear_cache), timeout)
+
+    async def resume(self, *, timeout: float | None = 60.0) -> None:  # noqa: ASYNC109
+        """Have all ranks work again; return when all do. Nothing is sent if they are not paused.
+
+        Raises:
+            RequestRejected: The ranks sleep: ``wake_up`` is what resumes them.
+            UtilityFailed, GroupFailed, GroupClosed, trio.TooSlowError: As ``pause``.
+
+        Cancellation: as ``pause``.
+        """
+        await self._concert(Resume(), timeout)
+
+    async def sleep(
+        self,
+        level: int = 1,
+        *,
+        mode: PauseMode = "abort",
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> None:
+        """Pause all ranks and have them let go of memory; return when all have.
+
+        Args:
+            level: 0: no memory, 1: weights are moved to the host and the KV cache is dropped, 2: all of it is dropped.
+            mode: As for ``pause``.
+            timeout: As for ``pause``.
+
+        Raises:
+            RequestRejected, UtilityFailed, GroupFailed, GroupClosed, trio.TooSlowError: As ``pause``.
+
+        Cancellation: as ``pause``.
+        """
+        await self._concert(Sleep(level, mode), timeout)
+
+    async def wake_up(
+        self,
+        tags: Sequence[str] | None = None,
+        *,
+        timeout: float | None = 60.0,  # noqa: ASYNC109
+    ) -> bool:
+        """Have all ranks take their memory back, and work again if they have all of it.
+
+        Args:
+            tags: Parts of the memory, as the engine names them (vLLM: ``"weights"``, ``"kv_cache"``); None for all.
+            timeout: As for ``pause``.
+
+        Returns:
+            Whether they work again. Nothing is sent if they have never stopped.
+
+        Raises:
+            RequestRejected, UtilityFailed, GroupFailed, GroupClosed, trio.TooSlowError: As ``pause``.
+
+        Cancellation: as ``pause``.
+        """
+        results = await self._concert(WakeUp(None if tags is None else tuple(tags)), timeout)
+        return False not in results.values()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _concert(self, call: PauseCall, limit: float | None) -> Mapping[int, object]:
+        await trio.lowlevel.checkpoint()
+        method, args = self._coordinator.session.encode_pause(call)
+        if self._coordinator.over:
+            raise GroupClosed
+        concerted = Concerted(call, method, args)
+        self._coordinator.concert(concerted)
+        with trio.fail_after(float("inf") if limit is None else limit):
+            return await concerted.slot.wait()
 
     def _asked(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
         drivers = self._coordinator.drivers
@@ -193,6 +295,7 @@ class Group(Generic[RequestT, OutputT]):
         """Sleep until nothing is in flight and, in a lockstep group, the ranks have drained their wave and parked.
 
         The first rank's report is enough, for the ranks agree on a drain; the others' may still be under way.
+        While the ranks are paused with requests frozen this waits until they have resumed, and longer.
         Returns at once if that is so now. By the time it returns somebody else may have submitted something.
 
         Raises:
@@ -218,7 +321,7 @@ class Group(Generic[RequestT, OutputT]):
 
         Cancellation: nothing new is taken all the same; what is in flight goes on.
         """
-        self._coordinator.tell(Drain())
+        self._coordinator.drain()
         await self.wait_parked()
 
     def dump(self) -> str:

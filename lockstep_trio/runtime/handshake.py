@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
 import attrs
 import trio
 
-from lockstep_trio.engines.protocol import EngineProtocol, HandshakeReply, RankEndpoints, RankInfo
+from lockstep_trio.engines.protocol import EngineProtocol, Frame, HandshakeReply, RankEndpoints, RankInfo
 from lockstep_trio.errors import HandshakeError
 from lockstep_trio.link import GroupLink, RankLink
+from lockstep_trio.link.interface import Unreachable
 
 from .background import Background
 from .rank import RankDriver
@@ -82,7 +84,8 @@ class _Limits:
             return _Limit("hello_timeout", self.hello_from, self.patience.hello, "no rank had said hello")
         if self.register_from is None:
             return _Limit("ready_timeout", self.ready_from, self.patience.ready, "not every rank was ready")
-        return _Limit("register_timeout", self.register_from, self.patience.register, "not every rank had registered")
+        awaited = "not every rank had registered and answered"
+        return _Limit("register_timeout", self.register_from, self.patience.register, awaited)
 
     def deadline(self) -> float:
         return min([self.current().end, *(each.until for each in self.missing.values())])
@@ -101,7 +104,7 @@ class Opening:
         self._up = Slot[tuple[RankInfo, ...]]()
         self._alarm = trio.CancelScope()
         self._drivers: Sequence[RankDriver] | None = None
-        self._early: list[list[list[bytes]]] = [[] for _ in link.ranks]
+        self._early: list[list[Sequence[Frame]]] = [[] for _ in link.ranks]
         """Messages that each rank sent before all were up."""
 
     async def wait_up(self, background: Background) -> tuple[RankInfo, ...]:
@@ -214,7 +217,10 @@ class Opening:
         if registration is not None:
             self._registered(link.rank, registration)
         while (frames := link.receive_nowait()) is not None:
-            self._early[link.rank].append(frames)
+            if self._handshake.answered(link.rank, frames):
+                self._look()
+            else:
+                self._early[link.rank].append(frames)
         if (gone := link.gone) is not None and not self._up.filled:
             self._lost(link.rank, gone.how)
 
@@ -246,9 +252,16 @@ class Opening:
         for rank, missing in tuple(limits.missing.items()):
             if missing.identity is not None and self._handshake.hung_up(missing.identity) is None:
                 self._is_there(rank)  # it has said READY since
+        self._ask()
         if self._handshake.complete and not limits.missing:
             self._deliver()
         self._alarm.deadline = limits.deadline()
+
+    def _ask(self) -> None:
+        for rank, message in self._handshake.questions():
+            # Full it cannot be, this being the first that is sent; and a rank that is gone again is told as lost.
+            with suppress(Unreachable):
+                self._link.ranks[rank].send_nowait(message)
 
     def _deliver(self) -> None:
         try:

@@ -78,7 +78,8 @@ async def open_group(
         stall_timeout: Seconds for which a rank that has work may be silent before it is asked for a sign of life; None
             for ever.
         probe_timeout: Seconds of further silence after which it counts as stalled. A rank does not answer in the middle
-            of a step, so both together must be longer than the longest step, compilations included.
+            of a step, so both together must be longer than the longest step, compilations included. Where an engine has
+            no utility calls it cannot be asked, and both together are how long it may be silent.
         heartbeat_timeout: Seconds for which a tcp connection may be silent, whether its rank has work or not; None: 30
             more than the two before. Its own I/O thread answers for a busy engine, not for a frozen one. A link that
             is already bound has its own.
@@ -135,6 +136,7 @@ async def open_group(
                 outbox_limit=outbox_limit,
                 stall_timeout=stall_timeout,
                 probe_timeout=probe_timeout,
+                probes=session.fence_method is not None,
             )
             drivers = [
                 RankDriver(

@@ -45,6 +45,16 @@ class RankListener(Protocol):
         ...
 
 
+class Awaiting(Protocol):
+    """Who awaits the reply to a call."""
+
+    def came(self, rank: int, reply: UtilityReply) -> None: ...
+
+    def fail(self, error: Callable[[], BaseException]) -> None:
+        """There will be no reply."""
+        ...
+
+
 @final
 class Replies:
     """The replies of some ranks to one call: all of them, or the first failure to get one."""
@@ -58,6 +68,9 @@ class Replies:
         self._came[rank] = reply
         if len(self._came) == self._ranks:
             self.slot.deliver(self._came)
+
+    def fail(self, error: Callable[[], BaseException]) -> None:
+        self.slot.fail(error)
 
 
 @final
@@ -105,7 +118,7 @@ class RankDriver:
         self._stuck_since: float | None = None
         """When the message at the head of the outbox was first refused."""
         self._drained: trio.Event | None = None
-        self._calls: dict[int, Replies] = {}
+        self._calls: dict[int, Awaiting] = {}
         self._fence: int | None = None
 
     # -- out -----------------------------------------------------------------------------------------------------
@@ -160,7 +173,7 @@ class RankDriver:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def expect(self, call_id: int, replies: Replies) -> None:
+    def expect(self, call_id: int, replies: Awaiting) -> None:
         """A call is about to be queued; its reply, or its failure, goes to ``replies``."""
         self._calls[call_id] = replies
 
@@ -172,9 +185,9 @@ class RankDriver:
         self._fence = call_id
 
     def fail_calls(self, error: Callable[[], BaseException]) -> None:
-        for replies in self._calls.values():
-            replies.slot.fail(error)
-        self._calls.clear()
+        calls, self._calls = self._calls, {}
+        for replies in calls.values():
+            replies.fail(error)
 
     def reply_came(self, reply: UtilityReply) -> None:
         """Unknown ids are late, or the engine's own notices (-1, -2), and are ignored."""
@@ -196,7 +209,7 @@ class RankDriver:
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    async def run(self, early: Sequence[Sequence[bytes]]) -> None:
+    async def run(self, early: Sequence[Sequence[Frame]]) -> None:
         """Move messages until the connection is gone. ``early``: what came before this was called.
 
         A rank that is lost may be alive and go on talking, and libzmq keeps what nobody fetches; so that is dropped.
@@ -239,7 +252,7 @@ class RankDriver:
             self.last_seen = trio.current_time()
             self._hear(frames)
 
-    def _hear(self, frames: Sequence[bytes]) -> None:
+    def _hear(self, frames: Sequence[Frame]) -> None:
         if self.fault is not None:
             return  # behind a message that was lost, outputs would reach their streams with a gap before them
         try:

@@ -6,6 +6,7 @@ import abc
 from collections.abc import Sequence
 
 from .engine_rank import EngineRank
+from .rank_model import agree
 
 
 class DrivenGroup(abc.ABC):
@@ -40,10 +41,21 @@ class DrivenGroup(abc.ABC):
         """All ranks of a lockstep group take one step, and each sends what it has to say."""
         syncing = [engine.step() for engine in self.ranks]
         if all(syncing):
-            anyone_holds = any(engine.holds for engine in self.ranks)
+            votes = agree(engine.model for engine in self.ranks)
             for engine in self.ranks:
-                engine.conclude(anyone_holds=anyone_holds)
+                engine.conclude(votes)
         for rank in range(len(self.ranks)):
+            self._flush(rank)
+
+    def can_resume(self) -> bool:
+        """Every rank of the lockstep group is alive and waits for the others to resume."""
+        return all(self.alive) and all(rank.model.resuming is not None for rank in self.ranks)
+
+    def resume(self) -> None:
+        """All ranks of a lockstep group resume together, and each sends what it has to say."""
+        votes = agree(engine.model for engine in self.ranks)
+        for rank, engine in enumerate(self.ranks):
+            engine.resume(votes)
             self._flush(rank)
 
     def step_alone(self, rank: int) -> None:
@@ -68,12 +80,15 @@ class DrivenGroup(abc.ABC):
         if self.lockstep and self.can_step():
             self.step()
             return True
+        if self.lockstep and self.can_resume():
+            self.resume()
+            return True
         return any(moved)
 
     def _advance_rank(self, rank: int) -> bool:
         self.deliver(rank)  # an engine reads its socket in a thread of its own, also while it waits in a collective
         engine = self.ranks[rank]
-        polls = not engine.model.at_barrier and bool(engine.arrived or engine.model.has_work)
+        polls = not engine.model.waits and bool(engine.arrived or engine.model.has_work)
         if polls:
             self.poll(rank)
         steps = not self.lockstep and engine.model.at_barrier

@@ -1,8 +1,8 @@
 """A model rank that speaks vLLM's wire: bytes in, bytes out, steps when told. It opens no socket and reads no clock.
 
 This is the engine's half of the conversation, written independently of ``lockstep_trio.engines.vllm`` so that each
-can catch the other's mistakes. Layouts as in vLLM 0.32.0: ``EngineCoreRequest`` (positions 0, 1 and 3),
-``EngineCoreOutput`` (18 items) and ``EngineCoreOutputs`` (9 items), ``vllm/v1/engine/__init__.py``.
+can catch the other's mistakes. Layouts of ``EngineCoreRequest``, ``EngineCoreOutput`` and ``EngineCoreOutputs`` as in
+the release that it claims to be, see ``releases``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,24 @@ from typing import Any, final
 import attrs
 import msgpack
 
+from . import releases
 from .faults import INJECT, Faults
-from .rank_model import Add, Answer, Call, Done, Drop, FromRank, Out, RankModel, StartWave, Sync, ToRank
+from .rank_model import (
+    Add,
+    Answer,
+    Call,
+    Done,
+    Drop,
+    FromRank,
+    Out,
+    Pause,
+    RankModel,
+    Resume,
+    StartWave,
+    Sync,
+    ToRank,
+    Vote,
+)
 
 DEAD = b"ENGINE_CORE_DEAD"
 """The one-frame message by which an engine tells of its own death."""
@@ -27,6 +43,8 @@ ABORT = 2
 LOG_LIMIT = 100_000
 """Messages that a rank keeps in its log; the oldest half is forgotten when there would be more."""
 VOCABULARY = 256
+MOST_ARGUMENTS = 2
+"""No method takes more."""
 
 DEFAULT_SYNC = Sync()
 
@@ -60,7 +78,7 @@ class EngineRank:
         index: Its index in the group.
         size: Ranks in its lockstep group; 1 makes it an independent rank with any ``index``.
         sync: When the group agrees on a drain.
-        version: Engine version that it claims.
+        version: Engine release that it claims to be, three numbers, and whose wire it speaks.
         max_model_len: Context length that it claims.
     """
 
@@ -74,7 +92,7 @@ class EngineRank:
         max_model_len: int = 4096,
     ) -> None:
         self.size = size
-        self.model = RankModel(index, sync)
+        self.model = RankModel(index, sync, alone=size == 1)
         self.arrived: deque[ToRank] = deque()
         """What has come in and was not taken by a poll yet."""
         self.sent: deque[tuple[bytes, ...]] = deque()
@@ -87,6 +105,8 @@ class EngineRank:
         self.faults = Faults()
         """What it does wrong."""
         self._version = version
+        self._release = releases.release_of(version)
+        self._tail = [None] * releases.output_tail(self._release)
         self._max_model_len = max_model_len
         self._jobs: dict[str, Job] = {}
         self._calls: dict[int, tuple[str, Sequence[Any]]] = {}
@@ -111,11 +131,13 @@ class EngineRank:
         return _pack({"status": "HELLO", "local": False, "headless": True})
 
     def ready(self) -> bytes:
-        extra = {"parallel_config_hash": "the same on every rank"} if self.lockstep else {}
+        told = self.lockstep and releases.tells_hash(self._release)
+        extra = {"parallel_config_hash": "the same on every rank"} if told else {}
         return _pack({"status": "READY", "local": False, "headless": True, **extra})
 
     def registration(self) -> bytes:
-        return _pack(
+        told = releases.registration(
+            self._release,
             {
                 "max_model_len": self._max_model_len,
                 "num_gpu_blocks": 8192,
@@ -126,8 +148,9 @@ class EngineRank:
                 "world_size": 1,
                 "data_parallel_size": self.size,
                 "data_parallel_rank": self.index,
-            }
+            },
         )
+        return b"" if told is None else _pack(told)
 
     @staticmethod
     def endpoints(init: bytes) -> tuple[str, str]:
@@ -150,7 +173,10 @@ class EngineRank:
         kind, payload = frames[0], msgpack.unpackb(frames[1], strict_map_key=False)  # logit_bias has ids for keys
         match bytes(kind):
             case b"\x00":
-                wire_id, prompt, sampling = payload[0], payload[1], payload[3]
+                sampling_at, arrival_at = releases.places(self._release)
+                wire_id, prompt, sampling = payload[0], payload[1], payload[sampling_at]
+                if type(payload[arrival_at]) is not float:
+                    raise ValueError(f"a request of another release would kill the input thread of {self._version}")
                 self._jobs[wire_id] = Job(prompt[-1])
                 return Add(wire_id, sampling["max_tokens"])
             case b"\x01":
@@ -158,16 +184,36 @@ class EngineRank:
             case b"\x02":
                 return StartWave(*payload)
             case b"\x03":
-                self._calls[payload[1]] = payload[2], payload[3]
-                return Call(payload[1])
+                return self._call(*payload[1:])
             case _:
                 raise ValueError(f"request type {kind!r} would kill a real engine's input thread")
+
+    def _call(self, call_id: int, method: str, args: Sequence[Any]) -> ToRank:
+        self._calls[call_id] = method, args
+        if releases.METHODS.get(method, self._release) > self._release or len(args) > MOST_ARGUMENTS:
+            return Call(call_id)
+        match method, *args:
+            case "pause_scheduler", mode, *_:
+                return Pause(call_id, mode)
+            case "sleep", _, mode, *_:
+                return Pause(call_id, mode)
+            case ("pause_scheduler", *_) | ("sleep", *_):
+                return Pause(call_id, "abort")
+            case ("resume_scheduler" | "wake_up", *_):
+                return Resume(call_id)
+            case _:
+                return Call(call_id)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def poll(self, count: int | None = None) -> None:
-        """Take ``count`` of the arrived messages (None: all), then go to the barrier or park."""
-        taken = [self.arrived.popleft() for _ in range(len(self.arrived) if count is None else count)]
+        """Take ``count`` of the arrived messages (None: all), then go to the barrier or park.
+
+        A resume is the last that it takes, because behind it it waits for the other ranks.
+        """
+        taken: list[ToRank] = []
+        while self.arrived and len(taken) != count and not (taken and isinstance(taken[-1], Resume)):
+            taken.append(self.arrived.popleft())
         if not self.lockstep:  # a plain engine logs a START as an error and goes on
             taken = [message for message in taken if not isinstance(message, StartWave)]
         if self.faults.refuse:
@@ -177,7 +223,7 @@ class EngineRank:
     def _refuse(self, taken: Sequence[ToRank]) -> list[ToRank]:
         """Answer the ADDs as vLLM does while it shuts down, and return the other messages."""
         outputs: list[list[Any]] = [
-            [add.wire_id, [], None, None, None, ABORT, *[None] * 12] for add in taken if isinstance(add, Add)
+            [add.wire_id, [], None, None, None, ABORT, *self._tail] for add in taken if isinstance(add, Add)
         ]
         if outputs:
             self._send(self.message(outputs=outputs, stats=self._stats()))
@@ -188,14 +234,19 @@ class EngineRank:
         self.steps += 1
         self._emit(self.model.step())
         if not self.lockstep:
+            self._emit(self.model.idle())
             return False
         if not self.model.syncs:
-            self.conclude(anyone_holds=True)
+            self.conclude(Vote.UNFINISHED)
         return self.model.syncs
 
-    def conclude(self, *, anyone_holds: bool) -> None:
+    def conclude(self, votes: Vote) -> None:
         """Second half of a step that syncs."""
-        self._emit(self.model.conclude(anyone_holds))
+        self._emit(self.model.conclude(votes))
+
+    def resume(self, votes: Vote) -> None:
+        """All ranks have come to resume."""
+        self._emit(self.model.resume(votes))
 
     @property
     def holds(self) -> bool:
@@ -209,7 +260,7 @@ class EngineRank:
             self._send(self._step_message(outputs))
         for message in messages:
             if isinstance(message, Answer):
-                self._answer(message.call_id)
+                self._answer(message.call_id, refused=message.refused)
             elif isinstance(message, Done):
                 self._send(self.message(wave_done=message.wave))
         for wire_id in self._jobs.keys() - self.model.held.keys() - {each.wire_id for each in self._adds()}:
@@ -219,8 +270,10 @@ class EngineRank:
         return [message for message in self.arrived if isinstance(message, Add)]
 
     def _output(self, out: Out) -> list[Any]:
+        if out.aborted:
+            return [out.wire_id, [], None, None, None, ABORT, *self._tail]
         token = self._jobs[out.wire_id].next_token()
-        return [out.wire_id, [token], None, None, None, LENGTH if out.final else None, *[None] * 12]
+        return [out.wire_id, [token], None, None, None, LENGTH if out.final else None, *self._tail]
 
     def _stats(self) -> dict[str, Any]:
         held = len(self.model.held)
@@ -237,23 +290,31 @@ class EngineRank:
     def _send(self, message: tuple[bytes, ...]) -> None:
         self.sent.append((message[0][: len(message[0]) // 2],) if self.faults.take("torn") else message)
 
-    def _answer(self, call_id: int) -> None:
+    def _answer(self, call_id: int, *, refused: bool = False) -> None:
         """Utility calls. Those called ``mock_...`` exist on mock ranks only, and are answered in any case."""
         method, args = self._calls.pop(call_id)
         of_mocks = method.startswith("mock_")
+        failure: str | None
+        result: Any
         if self.faults.deaf and not of_mocks:
             return
-        refused = self.faults.refuse and not of_mocks
-        failure, result = ("Server shutting down", None) if refused else self._reply(method)
+        if refused:
+            failure, result = f"Call to {method} method failed: a pause is still in flight", None
+        elif self.faults.refuse and not of_mocks:
+            failure, result = "Server shutting down", None
+        else:
+            failure, result = self._reply(method, len(args))
         self._send(self.message(utility=[call_id, failure, result]))
         if method == INJECT:  # behind the reply, which is not to suffer
             self.faults = Faults(**args[0])
             self.sent += [(junk,) for junk in self.faults.junk]
 
-    def _reply(self, method: str) -> tuple[str | None, list[Any] | None]:
+    def _reply(self, method: str, arguments: int) -> tuple[str | None, Any]:
         """(failure, result) of a utility call."""
         answers: dict[str, Callable[[], Any]] = {
-            "is_sleeping": lambda: False,
+            "is_sleeping": lambda: self.model.frozen is not None,
+            "is_scheduler_paused": lambda: self.model.frozen is not None,
+            "wake_up": lambda: True,
             "get_supported_tasks": lambda: ["generate"],
             INJECT: lambda: None,
             "mock_counts": lambda: dict(self.counts),
@@ -265,9 +326,12 @@ class EngineRank:
                 "running": self.model.running,
             },
         }
-        if method not in answers:
-            return f"Call to {method} method failed: 'EngineCoreProc' object has no attribute '{method}'", None
-        return None, [None, answers[method]()]
+        if method not in answers or not method.startswith("mock_"):
+            refused = releases.refusal(method, arguments, self._release, coordinated=self.lockstep)
+            if refused is not None:
+                return refused, None
+        result = answers[method]() if method in answers else None
+        return None, result if self._release < (0, 10, 1) else [None, result]
 
     def message(
         self,

@@ -30,8 +30,12 @@ from lockstep_trio.core import (
     GroupMachine,
     GroupPhase,
     Nudge,
+    Paused,
+    PausePhase,
+    Pausing,
     Progress,
     Request,
+    Resumed,
     SendAbort,
     SendAdd,
     SendFence,
@@ -42,7 +46,26 @@ from lockstep_trio.core import (
     WaveRule,
 )
 
-from .rank_model import Add, Answer, Call, Done, Drop, FromRank, Out, RankModel, StartWave, Sync, ToRank, step_group
+from .rank_model import (
+    Add,
+    Answer,
+    Call,
+    Done,
+    Drop,
+    FromRank,
+    Out,
+    Pause,
+    RankModel,
+    Resume,
+    StartWave,
+    Sync,
+    ToRank,
+    resume_group,
+    step_group,
+)
+
+PAUSE_CALL, RESUME_CALL = 1, 2
+"""Call ids; a fence has 0."""
 
 
 @final
@@ -51,7 +74,8 @@ class Move:
     """One thing that happens. Which fields matter depends on ``kind``; ``str`` gives it as a sentence."""
 
     kind: str
-    """submit, abort, close, deliver, lose, poll, abort inside step, finish, start again, nudge, or step."""
+    """submit, abort, pause, resume, close, deliver, lose, poll, abort inside step, finish, start again, nudge, step, or
+    resume together."""
     rank: int = -1
     request: int = -1
     count: int = 0
@@ -75,6 +99,10 @@ class Move:
                 return "the client suspects a split and starts the current wave again"
             case "close":
                 return "the owner closes the group"
+            case "pause" | "resume":
+                return f"the owner tells all ranks to {self.kind}"
+            case "resume together":
+                return "all ranks resume together"
             case "lose":
                 return f"the network loses the next frame of rank {self.rank}"
             case _:
@@ -104,6 +132,9 @@ class Case:
     """How many times the last START may be sent again for no reason, to show that it is harmless."""
     nudges: int = 0
     """How many times the client may start the current wave for no reason, as it does when it suspects a split."""
+    pauses: int = 0
+    """How many times the owner may pause the group at any time, and resume it at any time after it has paused."""
+    pause_mode: str = "keep"
     closes: bool = False
     """The owner may close the group at any time: nothing is submitted after that, and all must settle."""
     lost_done: bool = False
@@ -159,13 +190,18 @@ class World:
     repeats_left: int = 0
     nudges_left: int = 0
     may_lose: bool = False
+    pauses_left: int = 0
+    answers: int = 0
+    """Ranks that have answered the call under way that pauses or resumes."""
+    resuming: bool = False
+    """That call is the one that resumes."""
     breach: str | None = None
     """What the last move did that no rule may do."""
 
     @classmethod
     def start(cls, case: Case, rule: WaveRule) -> Self:
         machine = GroupMachine(case.ranks, lockstep=True, rule=rule)
-        ranks = [RankModel(index, case.sync) for index in range(case.ranks)]
+        ranks = [RankModel(index, case.sync, pausable=bool(case.pauses)) for index in range(case.ranks)]
         empty: tuple[()] = ()
         return cls(
             case,
@@ -176,6 +212,7 @@ class World:
             repeats_left=case.repeats,
             nudges_left=case.nudges,
             may_lose=case.lost_done,
+            pauses_left=case.pauses,
         )
 
     def copy(self) -> Self:
@@ -189,6 +226,9 @@ class World:
             self.repeats_left,
             self.nudges_left,
             self.may_lose,
+            self.pauses_left,
+            self.answers,
+            self.resuming,
         )
 
     # -- which moves there are -----------------------------------------------------------------------------------
@@ -199,6 +239,8 @@ class World:
             yield from self._rank_moves(rank)
         if all(rank.at_barrier for rank in self.ranks):
             yield Move("step")
+        if all(rank.resuming is not None for rank in self.ranks):
+            yield Move("resume together")
         if self.repeats_left and self.machine.last_start is not None:
             yield Move("start again")
         if self.nudges_left and self.machine.phase in (GroupPhase.OPEN, GroupPhase.CLOSING):
@@ -209,9 +251,15 @@ class World:
             return
         if self.case.closes:
             yield Move("close")
+        if self.machine.pause is PausePhase.PAUSED and not self.resuming:
+            yield Move("resume")
+        if self.pauses_left and self.machine.pause is PausePhase.WORKING:
+            yield Move("pause")
         offered: set[tuple[int, int]] = set()
         for index, request in enumerate(self.case.requests):
             if not self.submitted >> index & 1:
+                if self.machine.pause is not PausePhase.WORKING:
+                    continue  # it waits
                 # Of requests that are alike only the first is offered: the others differ by name alone.
                 if request not in offered:
                     offered.add(request)
@@ -225,11 +273,12 @@ class World:
             yield Move("deliver", index)
             if self.may_lose and isinstance(outbox[0], Done):
                 yield Move("lose", index)
-        if rank.at_barrier:
-            if self.case.early_aborts:
+        if rank.waits:
+            if self.case.early_aborts and rank.at_barrier:
                 yield from (Move("abort inside step", index, request=int(each)) for each in self._early_aborts(index))
             return
-        for count in range(0 if rank.has_work else 1, len(inbox) + 1):
+        most = next((at for at, each in enumerate(inbox, 1) if isinstance(each, Resume)), len(inbox))
+        for count in range(0 if rank.has_work else 1, most + 1):
             yield Move("poll", index, count=count)
         if self.case.engine_finishes:
             yield from (Move("finish", index, request=int(wire_id)) for wire_id in rank.held)
@@ -258,6 +307,19 @@ class World:
                 self._tell(Abort((str(move.request),)))
             case "close":
                 self._tell(Close())
+            case "pause":
+                self.pauses_left -= 1
+                self.answers = 0
+                self._tell(Pausing())
+                self._send_all(Pause(PAUSE_CALL, self.case.pause_mode))
+            case "resume":
+                self.answers = 0
+                self.resuming = True
+                self._send_all(Resume(RESUME_CALL))
+            case "resume together":
+                self.ranks = [rank.copy() for rank in self.ranks]
+                for rank, emitted in enumerate(resume_group(self.ranks)):
+                    self._emit(rank, emitted)
             case "deliver":
                 self._hear(move.rank)
             case "poll":
@@ -310,14 +372,25 @@ class World:
         message, *rest = self.outboxes[rank]
         self.outboxes[rank] = tuple(rest)
         match message:
-            case Out(wire_id, final):
+            case Out(wire_id, final, _):
                 first = (wire_id,) if self.machine.awaits(rank, wire_id) else ()
                 if first or final:
                     self._tell(Progress(rank, first, (wire_id,) if final else ()))
             case Done(wave):
                 self._tell(WaveDone(rank, wave))
-            case Answer():
-                self._tell(FenceAnswered(rank))
+            case Answer(call_id, refused):
+                self._answered(rank, call_id, refused=refused)
+
+    def _answered(self, rank: int, call_id: int, *, refused: bool) -> None:
+        if refused:
+            self.breach = f"rank {rank} was told to resume while a pause was in flight"
+        if not call_id:
+            self._tell(FenceAnswered(rank))
+            return
+        self.answers += 1
+        if self.answers == self.case.ranks:
+            self.resuming = False
+            self._tell(Paused() if call_id == PAUSE_CALL else Resumed())
 
     def _tell(self, event: Event) -> None:
         """Let the client's machine handle an event and put what it sends on the way."""
@@ -343,7 +416,7 @@ class World:
     def _send(self, rank: int, message: ToRank) -> None:
         self.inboxes[rank] = (*self.inboxes[rank], message)
 
-    def _send_all(self, message: StartWave) -> None:
+    def _send_all(self, message: ToRank) -> None:
         for rank in range(self.case.ranks):
             self._send(rank, message)
 
@@ -362,7 +435,8 @@ class World:
             and self.machine.settled
             and not any(self.inboxes)
             and not any(self.outboxes)
-            and not any(rank.has_work for rank in self.ranks)
+            and not any(rank.has_work or rank.waits for rank in self.ranks)
+            and (self.closed or self.machine.pause is PausePhase.WORKING)
         )
 
     def base(self) -> int:
@@ -378,6 +452,7 @@ class World:
         base = self.base()
         yield self.machine.canonical(base)
         yield (self.submitted, self.repeats_left, self.nudges_left, self.may_lose)
+        yield (self.pauses_left, self.answers, self.resuming)
         for rank in self.ranks:
             yield rank.canonical(base)
         for box in (*self.inboxes, *self.outboxes):
@@ -394,7 +469,7 @@ class World:
         snapshot = self.machine.snapshot()
         lines = [f"client: clock {snapshot.clock}, stepping {snapshot.stepping}, in flight {snapshot.in_flight}"]
         for rank, view in zip(self.ranks, snapshot.ranks, strict=True):
-            place = "at the barrier" if rank.at_barrier else "at its poll" if rank.has_work else "parked"
+            place = "at the barrier" if rank.waits else "at its poll" if rank.has_work else "parked"
             lines.append(
                 f"rank {rank.index}: wave {rank.wave}, {place}, holds {sorted(rank.held)}, "
                 f"to read {list(self.inboxes[rank.index])}, unheard {list(self.outboxes[rank.index])}; "

@@ -22,13 +22,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, final
 
 import attrs
 import zmq
 
 from .engine_rank import DEAD, EngineRank
-from .rank_model import Sync
+from .rank_model import Sync, Vote
 
 COLLECTIVE_FAILS_AFTER = 1.0
 """Seconds from the death of a rank until the others' collective fails (vLLM 0.32 with gloo: 0.7 to 1.2)."""
@@ -65,19 +67,19 @@ class CollectiveFailed(Exception):
 
 @final
 class Star:
-    """All ranks exchange one bit, and each learns whether any of them was set. Rank 0 is in the middle."""
+    """All ranks exchange some bits, and each learns which of them any rank had set. Rank 0 is in the middle."""
 
     def __init__(self, peers: Sequence[socket.socket], *, middle: bool) -> None:
         self._peers = peers
         self._middle = middle
 
-    def agree(self, bit: bool) -> bool:
-        """Wait for all ranks. Returns whether any gave True. Raises ``CollectiveFailed``."""
+    def agree(self, bits: int) -> int:
+        """Wait for all ranks. Returns the bits of all. Raises ``CollectiveFailed``."""
         try:
             if not self._middle:
-                self._peers[0].sendall(bytes([bit]))
+                self._peers[0].sendall(bytes([bits]))
                 return self._read(self._peers[0])
-            agreed = any([bit, *map(self._read, self._peers)])
+            agreed = reduce(or_, map(self._read, self._peers), bits)
             for peer in self._peers:
                 peer.sendall(bytes([agreed]))
         except OSError as error:
@@ -85,11 +87,11 @@ class Star:
         return agreed
 
     @staticmethod
-    def _read(peer: socket.socket) -> bool:
+    def _read(peer: socket.socket) -> int:
         received = peer.recv(1)
         if not received:
             raise CollectiveFailed
-        return bool(received[0])
+        return received[0]
 
 
 @final
@@ -125,6 +127,9 @@ class MockRank:
                 self._take_in(requests, outputs)
                 self._engine.poll()
                 self._flush(outputs)
+                if self._engine.model.resuming is not None:
+                    self._engine.resume(Vote(self._star.agree(self._engine.model.vote)))
+                    self._flush(outputs)
                 if self._engine.model.at_barrier:
                     self._step()
                     self._flush(outputs)
@@ -216,12 +221,12 @@ class MockRank:
 
     def _step(self) -> None:
         if self._engine.lockstep:
-            self._star.agree(False)
+            self._star.agree(0)
         slow = self._engine.faults.slow_step if self._engine.faults.take("slow_steps") else 0.0
         if slow or self._options.step_time:
             time.sleep(max(slow, self._options.step_time))
         if self._engine.step():
-            self._engine.conclude(anyone_holds=self._star.agree(self._engine.holds))
+            self._engine.conclude(Vote(self._star.agree(self._engine.model.vote)))
 
     def _die_when_due(self, outputs: zmq.Socket[bytes]) -> None:
         faults = self._engine.faults

@@ -97,13 +97,23 @@ class ZmqRanks(DrivenGroup):
         ranks: How many.
         lockstep: Whether they step together; else each is a data-parallel group of its own.
         sync: When a lockstep group agrees on a drain.
+        version: The release that they claim to be. Up to 0.21 the client asks them before it is up: ``run`` them.
 
     Ownership: all sockets and their context are this object's. Use it from one Trio task at a time.
     """
 
-    def __init__(self, handshake: str, ranks: int, *, lockstep: bool = True, sync: Sync = DEFAULT_SYNC) -> None:
+    def __init__(
+        self,
+        handshake: str,
+        ranks: int,
+        *,
+        lockstep: bool = True,
+        sync: Sync = DEFAULT_SYNC,
+        version: str = "0.32.0",
+    ) -> None:
         self.lockstep = lockstep
-        self.ranks = [EngineRank(index, size=ranks if lockstep else 1, sync=sync) for index in range(ranks)]
+        size = ranks if lockstep else 1
+        self.ranks = [EngineRank(index, size=size, sync=sync, version=version) for index in range(ranks)]
         """The model ranks. ``size`` may be changed before they come up, to have them lie."""
         self.alive = [True] * ranks
         self._handshake = handshake

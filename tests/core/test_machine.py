@@ -332,7 +332,11 @@ def test_closing_a_failed_group_has_nothing_to_wait_for_and_keeps_the_cause(grou
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [({"ranks": 0, "lockstep": True}, "ranks"), ({"ranks": 2, "lockstep": False, "rule": ExactWake(2)}, "rule")],
+    [
+        ({"ranks": 0, "lockstep": True}, "ranks"),
+        ({"ranks": 2, "lockstep": False, "rule": ExactWake(2)}, "rule"),
+        ({"ranks": 2, "lockstep": True, "probes": False}, "probes"),
+    ],
 )
 def test_impossible_groups_are_refused(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):

@@ -16,6 +16,7 @@ from lockstep_trio.core import (
     EndRequests,
     Event,
     GroupMachine,
+    Load,
     LoadReported,
     Progress,
     RankDraining,
@@ -69,6 +70,28 @@ def test_requests_go_past_a_rank_whose_queue_waits_for_room_in_its_cache_though_
     machine.handle(LoadReported(0, 10, 0, 0.95), 0.0)
     machine.handle(LoadReported(1, 0, 30, 0.4), 0.0)
     assert [submit_one(machine, str(number)) for number in range(15)] == [1] * 15
+
+
+@pytest.mark.parametrize("while_idle", [True, False])
+def test_a_report_that_comes_when_nothing_is_held_any_more_is_believed_if_the_rank_will_take_it_back(
+    while_idle: bool,
+) -> None:
+    """Some engines report with their outputs and never while idle: their last words count what is gone."""
+    machine = GroupMachine(2, lockstep=False)
+    submit_one(machine, "aborted", pin=1)
+    machine.handle(Abort(("aborted",)), 0.0)
+    machine.handle(LoadReported(1, 5, 20, 0.3, while_idle=while_idle), 0.0)
+    assert machine.snapshot().ranks[1].load == (Load(5, 20, 0.3) if while_idle else Load(0, 0, 0.3))
+    for number in range(10):
+        submit_one(machine, str(number))
+    assert held(machine) == ([10, 0] if while_idle else [5, 5])
+
+
+def test_a_report_about_what_is_held_is_believed_whether_there_will_be_another_or_not() -> None:
+    machine = GroupMachine(2, lockstep=False)
+    submit_one(machine, "held", pin=1)
+    machine.handle(LoadReported(1, 5, 20, 0.3, while_idle=False), 0.0)
+    assert machine.snapshot().ranks[1].load == Load(5, 20, 0.3)
 
 
 NAMES = st.integers(0, 49).map(str)

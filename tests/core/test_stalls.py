@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep_trio.core import (
     Abort,
+    Close,
     Effect,
     EndRequests,
     FenceAnswered,
@@ -23,6 +24,7 @@ from lockstep_trio.core import (
     RankPhase,
     Request,
     SendAbort,
+    SendFence,
     SendProbe,
     SendStart,
     Split,
@@ -278,3 +280,41 @@ def test_a_nudge_starts_the_current_wave_and_is_a_start_like_any_other(stepping:
 
 def test_independent_ranks_cannot_be_nudged() -> None:
     assert make(lockstep=False).handle(Nudge(), 0.0) == ()
+
+
+def test_where_ranks_cannot_be_asked_a_silent_one_is_given_up_after_both_times_and_no_probe_is_sent() -> None:
+    machine = GroupMachine(2, lockstep=False, stall_timeout=STALL, probe_timeout=PROBE, probes=False)
+    submit(machine, "a", 1, now=100.0)
+    seen = [90.0, 90.0]
+    assert machine.next_look(seen) == 110.0
+    assert look(machine, 110.0, seen) == (Suspected((1,)),)
+    assert machine.next_look(seen) == 114.0
+    assert look(machine, 113.9, seen) == ()
+    fault = stalled(look(machine, 114.0, seen))
+    assert fault.rank == 1
+    assert "cannot be asked" in fault.detail
+    assert "probe" not in fault.detail
+
+
+def test_where_ranks_cannot_be_asked_whatever_one_says_ends_the_suspicion() -> None:
+    machine = GroupMachine(1, lockstep=False, stall_timeout=STALL, probe_timeout=PROBE, probes=False).copy()
+    submit(machine, "a", 0, now=100.0)
+    assert look(machine, 110.0, [90.0]) == (Suspected((0,)),)
+    assert look(machine, 114.0, [112.0]) == ()
+    assert machine.next_look([112.0]) == 122.0
+    assert look(machine, 122.0, [112.0]) == (Suspected((0,)),)
+
+
+def test_nothing_is_ever_asked_of_ranks_that_cannot_be_asked_whatever_happens_to_their_requests() -> None:
+    machine = GroupMachine(2, lockstep=False, stall_timeout=STALL, probe_timeout=PROBE, probes=False)
+    told: list[Effect] = []
+    for number in range(4):
+        submit(machine, str(number), number % 2, now=100.0)
+    told += machine.handle(Abort(("0",)), 100.0)
+    told += machine.handle(Progress(1, ("1",), ("1",)), 101.0)
+    told += look(machine, 111.0, [90.0, 110.0])
+    told += look(machine, 115.0, [90.0, 114.0])
+    told += machine.handle(Close(), 116.0)
+    assert machine.phase is GroupPhase.CLOSED
+    assert not [each for each in told if isinstance(each, SendFence | SendProbe)]
+    assert [each.wire_ids for each in told if isinstance(each, SendAbort)] == [("0",), ("2",), ("3",)]

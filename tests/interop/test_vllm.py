@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import random
 import statistics
@@ -14,6 +16,7 @@ import attrs
 import hypothesis
 import pytest
 import trio
+import trio.testing
 from hypothesis import strategies as st
 
 from interop.bursts import Bursts
@@ -31,7 +34,9 @@ from lockstep_trio import (
     UtilityFailed,
 )
 from lockstep_trio.core import Load
-from lockstep_trio.engines.protocol import LoadReport
+from lockstep_trio.engines.protocol import LoadReport, PauseMode
+from lockstep_trio.engines.vllm import Logprobs
+from lockstep_trio.engines.vllm.asking import SURPLUS, methods_to_ask
 from poison import catalogue
 from poison.valid import requests as valid_requests
 
@@ -239,6 +244,218 @@ def test_what_passes_admission_never_hurts_the_engine(host: GroupHost, figure: F
         assert await answers(group) == AWAKE
         await good_requests_work(group)
 
+    host.run(use)
+
+
+def asking(prompt: Sequence[int], tokens: int, rank: int | None = None, **params: int) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        prompt, SamplingParams(temperature=0.0, max_tokens=tokens, **params), data_parallel_rank=rank
+    )
+
+
+def check_rows(logprobs: Logprobs | None, tokens: Sequence[int], count: int, *, greedy: bool) -> None:
+    """One row per token, the likeliest in falling order, and probabilities that are some."""
+    assert logprobs is not None
+    rows = list(logprobs)
+    assert [row.token_id for row in rows] == list(tokens)
+    for row in rows:
+        top = row.top(count)
+        assert len(top) == count
+        values = [value for _, value in top]
+        assert values == sorted(values, reverse=True)
+        assert 0.0 < sum(map(math.exp, values)) <= 1.0001
+        assert row.logprob <= values[0]
+        assert row.rank != 1 or row.logprob == values[0]
+        # Not rank 1: the engine counts every token that is at least as likely, and these weights give ties.
+        assert row.logprob == values[0] or not greedy
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_logprobs_come_row_by_row_with_the_tokens_that_they_belong_to(host: GroupHost, rank: int) -> None:
+    async def use(group: OpenGroup) -> list[RequestOutput]:
+        async with await group.submit(asking(PROMPT, 12, rank, logprobs=5)) as stream:
+            return [output async for output in stream]
+
+    outputs = host.run(use)
+    assert sum(len(output.token_ids) for output in outputs) == 12
+    for output in outputs:
+        if output.token_ids:
+            check_rows(output.logprobs, output.token_ids, 5, greedy=True)
+        assert output.prompt_logprobs is None
+
+
+def test_a_reader_who_comes_late_finds_all_logprobs_in_one_output(host: GroupHost) -> None:
+    async def use(group: OpenGroup) -> RequestOutput:
+        async with await group.submit(asking(PROMPT, 12, logprobs=2)) as stream:
+            await parked(group)
+            output = await stream.receive()
+            with pytest.raises(trio.EndOfChannel):
+                await stream.receive()
+            return output
+
+    output = host.run(use)
+    assert len(output.token_ids) == 12
+    check_rows(output.logprobs, output.token_ids, 2, greedy=True)
+    assert output.logprobs is not None
+    assert sum(map(len, output.logprobs.chunks)) == 12
+    assert len(output.logprobs.chunks) > 1
+
+
+def test_requests_of_one_step_that_ask_for_more_and_for_less_get_what_they_asked_for(host: GroupHost) -> None:
+    async def use(group: OpenGroup) -> list[list[RequestOutput]]:
+        found: list[list[RequestOutput]] = [[], []]
+
+        async def read(at: int, logprobs: int) -> None:
+            async with await group.submit(asking(PROMPT, 40, 0, logprobs=logprobs)) as stream:
+                found[at] = [output async for output in stream]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, 0, 1)
+            nursery.start_soon(read, 1, 20)
+        return found
+
+    for outputs, count in zip(host.run(use), (1, 20), strict=True):
+        assert sum(len(output.token_ids) for output in outputs) == 40
+        for output in outputs:
+            if output.token_ids:
+                check_rows(output.logprobs, output.token_ids, count, greedy=True)
+
+
+@pytest.mark.parametrize("length", [4, 300])
+def test_logprobs_of_a_prompt_come_with_its_first_output_in_line_or_in_frames_of_their_own(
+    host: GroupHost, length: int
+) -> None:
+    prompt = [at % 250 for at in range(7, 7 + length)]
+
+    async def use(group: OpenGroup) -> list[RequestOutput]:
+        async with await group.submit(asking(prompt, 3, prompt_logprobs=3)) as stream:
+            return [output async for output in stream]
+
+    first, *rest = host.run(use)
+    check_rows(first.prompt_logprobs, prompt[1:], 3, greedy=False)
+    assert all(output.prompt_logprobs is None and output.logprobs is None for output in rest)
+
+
+def test_a_prompt_that_was_seen_before_is_found_in_the_cache_and_the_first_output_says_so(host: GroupHost) -> None:
+    prompt = [at % 200 for at in range(300)]
+
+    async def use(group: OpenGroup) -> list[RequestOutput]:
+        found = []
+        for _ in range(2):
+            async with await group.submit(asking(prompt, 2, 0)) as stream:
+                first, *_ = [output async for output in stream]
+                found.append(first)
+        return found
+
+    first, second = host.run(use)
+    assert first.prefill_stats is not None
+    assert (first.prefill_stats.prompt_tokens, first.cached_tokens) == (300, 0)
+    assert second.prefill_stats is not None
+    assert second.cached_tokens == second.prefill_stats.cached_tokens == 256  # two blocks of 128
+    assert second.external_cached_tokens == 0
+
+
+def test_the_name_of_the_weights_is_that_which_was_set_last(host: GroupHost) -> None:
+    async def use(group: OpenGroup) -> list[set[str | None]]:
+        found = []
+        for name in ("step-7", "default"):
+            await group.call_utility("set_weight_version", name)
+            async with await group.submit(asking(PROMPT, 3)) as stream:
+                found.append({version async for output in stream for version in output.weight_versions})
+        return found
+
+    assert host.run(use) == [{"step-7"}, {None}]
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_requests_that_run_and_arrive_while_the_group_pauses_and_resumes_are_all_served(
+    host: GroupHost, mode: PauseMode, figure: Figure
+) -> None:
+    ends: list[tuple[int, int]] = []
+
+    async def ask_on(group: OpenGroup, draw: random.Random, expected: Sequence[int]) -> None:
+        for _ in itertools.count():
+            wanted = draw.randrange(1, len(expected))
+            tokens = await tokens_of(group, request(wanted, draw.choice((None, 0, 1))))
+            assert tokens == list(expected[: len(tokens)])
+            ends.append((wanted, len(tokens)))
+
+    async def use(group: OpenGroup) -> float:
+        expected = await tokens_of(group, request(40))
+        longest = 0.0
+        async with trio.open_nursery() as nursery:
+            for seed in range(6):
+                nursery.start_soon(ask_on, group, random.Random(seed), expected)
+            for _ in range(5):
+                before = len(ends)
+                while len(ends) < before + 6:
+                    await trio.sleep(0.005)  # nobody announces it
+                begun = trio.current_time()
+                await group.pause(mode, timeout=30.0)
+                longest = max(longest, trio.current_time() - begun)
+                assert await answers(group) == {0: True, 1: True}
+                await group.resume(timeout=30.0)
+                assert await answers(group) == AWAKE
+            nursery.cancel_scope.cancel()
+        await parked(group)
+        await good_requests_work(group)
+        return longest
+
+    figure(f"vllm: a pause of mode {mode} under load, at most", host.run(use, limit=120.0), "s")
+    if mode != "abort":
+        assert all(wanted == got for wanted, got in ends)
+
+
+def test_an_idle_group_that_pauses_takes_requests_once_it_resumes(host: GroupHost) -> None:
+    async def use(group: OpenGroup) -> None:
+        expected = await tokens_of(group, request(5))
+        for _ in range(3):
+            before = await parked(group)
+            await group.pause("keep", timeout=30.0)
+            await group.pause("keep", timeout=30.0)
+            seen: list[list[int]] = []
+
+            async def ask() -> None:
+                seen.append(await tokens_of(group, request(5, rank=1)))  # noqa: B023
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                paused = group.statistics()
+                assert [each.counts.adds for each in paused.ranks] == [each.counts.adds for each in before.ranks]
+                for _ in range(2):
+                    await group.resume(timeout=30.0)
+            assert seen == [expected]
+            await parked(group)
+
+    host.run(use)
+
+
+def test_a_group_that_sleeps_without_letting_go_of_memory_is_woken(host: GroupHost) -> None:
+    async def use(group: OpenGroup) -> None:
+        await group.sleep(0, mode="keep", timeout=30.0)
+        assert await answers(group) == {0: True, 1: True}
+        assert await group.wake_up(["scheduling"], timeout=30.0) is True
+        await good_requests_work(group)
+
+    host.run(use)
+
+
+def test_what_older_engines_are_asked_is_answered_as_it_should_be_and_nothing_is_called(host: GroupHost) -> None:
+    methods = methods_to_ask({}, pinned=False) + methods_to_ask({"max_model_len": 1}, pinned=False)
+
+    async def use(group: OpenGroup) -> None:
+        await parked(group)
+        for method in (*methods, "no_such_method"):
+            with pytest.raises(UtilityFailed) as caught:
+                await group.call_utility(method, *SURPLUS)
+            assert set(caught.value.failures) == {0, 1}
+            for words in caught.value.failures.values():
+                assert ("has no attribute" in words) is (method == "no_such_method"), words
+        assert await answers(group) == AWAKE
+        await good_requests_work(group)
+
+    assert len(methods) == 5
     host.run(use)
 
 

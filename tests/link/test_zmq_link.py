@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -30,7 +32,7 @@ from link.zmq_peer import (
 )
 from lockstep_trio.link.interface import Loss, Unreachable
 from lockstep_trio.link.options import LinkOptions
-from lockstep_trio.link.socket import BACKOFF
+from lockstep_trio.link.socket import BACKOFF, ZERO_COPY
 from lockstep_trio.link.zmq_group import Transport, open_zmq_link
 from lockstep_trio.link.zmq_link import ZmqRankLink
 
@@ -52,6 +54,45 @@ async def owner_notices(link: ZmqRankLink, what: Callable[[], bool]) -> None:
         assert link.receive_nowait() is None
         with trio.move_on_after(0.02):
             await link.wait(writable=False)
+
+
+# ------------------------------------------------------------------------------------------------- long frames
+
+
+async def test_a_long_frame_behind_the_first_is_taken_from_zeromq_without_a_copy(link: ZmqRankLink) -> None:
+    message = [b"m" * ZERO_COPY, b"s" * (ZERO_COPY - 1), b"l" * ZERO_COPY, b"x" * 64 * 1024 * 1024]
+    with trio.fail_after(GUARD), peer_of(link) as peer:
+        await established(link, peer)
+        tracemalloc.start()
+        try:
+            await peer.send(message)
+            frames = await next_output(link)
+            assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
+        finally:
+            tracemalloc.stop()
+    assert frames is not None
+    assert frames == message
+    assert [type(frame) for frame in frames] == [bytes, bytes, memoryview, memoryview]
+    for frame in frames[2:]:
+        assert isinstance(frame, memoryview)
+        assert isinstance(frame.obj, zmq.Frame)
+        assert frame.readonly
+
+
+async def test_a_long_frame_lives_as_long_as_somebody_has_a_view_of_it(link: ZmqRankLink) -> None:
+    with trio.fail_after(GUARD), peer_of(link) as peer:
+        await established(link, peer)
+        await peer.send([b"m", b"l" * ZERO_COPY])
+        frames = await next_output(link)
+    assert frames is not None
+    view = frames[1][10:20]
+    assert isinstance(view, memoryview)
+    alive = weakref.ref(view.obj)
+    del frames
+    assert view == b"l" * 10
+    assert alive() is not None
+    del view
+    assert alive() is None
 
 
 # --------------------------------------------------------------------------------------------------- strangers

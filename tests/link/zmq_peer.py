@@ -10,7 +10,7 @@ from typing import Protocol
 import trio
 import zmq
 
-from lockstep_trio.link.interface import RankLink
+from lockstep_trio.link.interface import Frame, RankLink
 from lockstep_trio.link.socket import ZmqSocket
 
 IDENTITY = b"\x00\x00"
@@ -64,7 +64,7 @@ class ZmqPeer:
         self.context.term()
 
 
-async def next_output(link: RankLink) -> list[bytes] | None:
+async def next_output(link: RankLink) -> Sequence[Frame] | None:
     """As the owner of a link does it: None once the link says that the rank is gone."""
     while True:
         message = link.receive_nowait()
@@ -75,7 +75,7 @@ async def next_output(link: RankLink) -> list[bytes] | None:
         await link.wait(writable=False)
 
 
-async def all_outputs(link: RankLink) -> list[list[bytes]]:
+async def all_outputs(link: RankLink) -> list[Sequence[Frame]]:
     """Everything until the rank is gone."""
     found = []
     while (message := await next_output(link)) is not None:

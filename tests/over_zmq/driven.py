@@ -124,6 +124,7 @@ async def serve(
     sync: Sync = DEFAULT_SYNC,
     load_time: float | Sequence[float] = 0.0,
     max_model_len: int = 4096,
+    version: str = "0.32.0",
     **options: Any,
 ) -> AsyncIterator[tuple[Requests, MockRanks]]:
     """A group with mock ranks as processes; ``options`` are those of ``open_group``."""
@@ -138,6 +139,7 @@ async def serve(
                 sync=sync,
                 load_time=load_time,
                 max_model_len=max_model_len,
+                version=version,
             ) as mocks,
             open_group(
                 link, ranks=count, protocol=protocol, **{"hello_timeout": 25.0, "ready_timeout": 25.0, **options}

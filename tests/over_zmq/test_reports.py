@@ -371,13 +371,12 @@ REGISTRATION = EngineRank(1, size=2).registration()
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((b"",), r"rank 1 is vLLM 0\.19 or older \(its registration is empty\)"),
         ((REGISTRATION, b""), "rank 1 registered with 2 frames"),
         ((b"\xc1",), "rank 1 registered with something else"),
         ((b"\x80",), "rank 1 registered with"),
         ((EngineRank(0, size=2).registration(),), "rank 0 registered on the input socket of rank 1"),
     ],
-    ids=["empty", "two frames", "junk", "an empty map", "somebody else's"],
+    ids=["two frames", "junk", "an empty map", "somebody else's"],
 )
 async def test_what_is_no_registration_ends_the_opening_and_names_the_rank(
     words: Sequence[bytes], complaint: str, peers: Peers, directory: Path

@@ -675,7 +675,7 @@ async def test_a_request_of_which_an_output_cannot_be_read_ends_alone_with_both_
         wire_id = next(each for each, buffer in r.coordinator._buffers.items() if buffer is spoilt._buffer)
         r.say(0, outputs=[[wire_id, "not tokens"]])
         await rest()
-        with pytest.raises(WireError, match=r"says it is vLLM 0\.32\.0; vLLM 0\.20 to 0\.33 is read here"):
+        with pytest.raises(WireError, match=r"says it is vLLM 0\.32\.0; vLLM 0\.10 to 0\.33 is read here"):
             await read(spoilt)
         await r.settle()
         assert await read(whole) == tokens(3)

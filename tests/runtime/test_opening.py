@@ -325,8 +325,8 @@ async def test_an_unexpected_rank_ends_the_handshake() -> None:
 
 async def test_a_registration_that_is_none_ends_the_handshake() -> None:
     sim = SimulatedGroup(2)
-    sim.ports[0].register(b"")
-    with pytest.raises(HandshakeError, match="older"):
+    sim.ports[0].register(b"\xc1")
+    with pytest.raises(HandshakeError, match="registered with something else"):
         await come_up(sim)
 
 

@@ -49,6 +49,9 @@ class FlagExclude(WaveRule):
         del rank, wave
         return ()
 
+    def paused(self) -> None:
+        pass
+
     def resumed(self) -> tuple[WaveAction, ...]:
         return ()
 

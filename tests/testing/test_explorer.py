@@ -42,6 +42,10 @@ ALTERNATIVES: list[tuple[str, Callable[[], WaveRule]]] = [
         Case(1, ((0, 1), (0, 2)), sync=STEP_1),
         Case(2, ((0, 1),), sync=NOT_STEP_1, closes=True),
         Case(2, ((0, 1), (1, 1)), sync=STEP_1, aborts=False, closes=True),
+        Case(2, ((0, 1),), sync=STEP_1, pauses=2, pause_mode="keep"),
+        Case(2, ((0, 1),), sync=NOT_STEP_1, pauses=1, pause_mode="abort", closes=True),
+        Case(2, ((0, 2),), sync=NOT_STEP_1, pauses=1, pause_mode="wait"),
+        Case(2, ((0, 1), (1, 1)), sync=STEP_1, aborts=False, pauses=1, pause_mode="keep"),
     ],
     ids=str,
 )
@@ -89,6 +93,30 @@ def test_needless_starts_the_engine_s_own_moves_and_a_close_are_harmless(case: C
     result = explore(case, lambda: ExactWake(case.ranks), invariants=EXACT_INVARIANTS, limit=5_000_000)
     assert result.found is None, str(result.found)
     assert result.complete
+
+
+@pytest.mark.explore
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+@pytest.mark.parametrize("sync", [STEP_1, NOT_STEP_1], ids=["sync at step 1", "not at step 1"])
+def test_a_pause_at_any_moment_and_a_resume_at_any_later_one_strand_nobody(mode: str, sync: Sync) -> None:
+    case = Case(2, ((0, 1), (1, 1)), sync=sync, pauses=1, pause_mode=mode)
+    result = explore(case, lambda: ExactWake(2), invariants=EXACT_INVARIANTS, limit=5_000_000)
+    assert result.found is None, str(result.found)
+    assert result.complete
+    print(f"{case}: {result.states} states, {result.transitions} transitions")
+
+
+class WakesThePaused(ExactWake):
+    def paused(self) -> None:
+        pass
+
+
+def test_a_rule_that_wakes_a_paused_group_believes_in_steps_that_nobody_takes() -> None:
+    case = Case(2, ((0, 1),), sync=STEP_1, aborts=False, pauses=1)
+    result = explore(case, lambda: WakesThePaused(2), invariants=EXACT_INVARIANTS, limit=5_000)
+    assert result.found is not None
+    assert any(move.kind == "pause" for move in result.found.schedule)
+    assert "START(1) after START(1)" in str(result.found)
 
 
 @pytest.mark.parametrize(("name", "rule"), ALTERNATIVES, ids=[name for name, _ in ALTERNATIVES])

@@ -10,10 +10,14 @@ from lockstep_trio.testing.rank_model import (
     Call,
     Done,
     Drop,
+    FromRank,
     Out,
+    Pause,
     RankModel,
+    Resume,
     StartWave,
     Sync,
+    resume_group,
     step_group,
 )
 
@@ -122,3 +126,93 @@ def test_a_copy_is_independent_and_canonical_counts_from_the_base() -> None:
     twin.drop(("a",))
     assert rank.held == {"a": 2}
     assert twin.canonical(5) != rank.canonical(5)
+
+
+def pausing(mode: str, *, held: int = 0) -> list[RankModel]:
+    """Two ranks, one of which has run ``held`` requests for a step and holds one that never ran."""
+    ranks = [RankModel(index, Sync(first=True, every=2)) for index in range(2)]
+    if held:
+        ranks[0].poll([Add(str(each), 5) for each in range(held)])
+        ranks[1].poll([StartWave(0)])
+        step_group(ranks)
+    ranks[0].poll([Add("new", 1), Pause(7, mode)])
+    ranks[1].poll([Pause(7, mode)])
+    return ranks
+
+
+def step_until_idle(ranks: list[RankModel]) -> list[list[FromRank]]:
+    said: list[list[FromRank]] = [[], []]
+    while all(rank.at_barrier for rank in ranks):
+        for rank, emitted in enumerate(step_group(ranks)):
+            said[rank] += emitted
+        for each in ranks:
+            if each.has_work:
+                each.poll([])
+    return said
+
+
+def test_an_idle_group_that_is_told_to_pause_runs_one_empty_wave_and_then_answers() -> None:
+    ranks = pausing("keep")
+    assert step_until_idle(ranks) == [[Done(0), Answer(7)], [Done(0), Answer(7)]]
+    assert ranks[0].held == {"new": 1}
+
+
+def test_a_paused_rank_drops_a_start_and_holds_what_is_added() -> None:
+    ranks = pausing("keep")
+    step_until_idle(ranks)
+    assert ranks[1].poll([StartWave(1), Add("x", 1), Call(3)]) == [Answer(3)]
+    assert not ranks[1].has_work
+
+
+def test_under_wait_what_has_begun_goes_on_and_what_has_not_waits() -> None:
+    ranks = pausing("wait", held=1)
+    said = step_until_idle(ranks)
+    assert [type(each) for each in said[0]] == [*[Out] * 4, Done, Answer]
+    assert ranks[0].held == {"new": 1}
+
+
+def test_under_abort_all_ends_at_once() -> None:
+    ranks = [RankModel(index) for index in range(2)]
+    said = ranks[0].poll([Add("a", 5), Pause(1, "abort")])
+    assert said == [Out("a", final=True, aborted=True)]
+    assert not ranks[0].held
+
+
+def test_a_pause_that_one_rank_has_not_heard_of_waits_for_it() -> None:
+    ranks = [RankModel(index, Sync(first=True, every=2)) for index in range(2)]
+    ranks[0].poll([Pause(1, "keep")])
+    ranks[1].poll([StartWave(0)])
+    for _ in range(6):
+        assert step_group(ranks) == [[], []]
+        for rank in ranks:
+            rank.poll([])
+    step_group(ranks)
+    ranks[0].poll([])
+    ranks[1].poll([Pause(1, "keep")])
+    assert step_group(ranks) == [[Done(0), Answer(1)]] * 2
+
+
+def test_ranks_resume_together_and_run_if_anybody_holds_anything() -> None:
+    for mode, runs in (("keep", True), ("abort", False)):
+        ranks = pausing(mode)
+        step_until_idle(ranks)
+        for rank in ranks:
+            assert rank.poll([Resume(8)]) == []
+            assert rank.waits
+        with pytest.raises(AssertionError):
+            ranks[0].poll([])
+        assert resume_group(ranks) == [[Answer(8)], [Answer(8)]]
+        assert [rank.running for rank in ranks] == [runs, runs]
+
+
+def test_a_resume_while_a_pause_is_in_flight_is_refused() -> None:
+    rank = RankModel(0)
+    assert rank.poll([Pause(1, "keep"), Resume(2)]) == [Answer(2, refused=True)]
+
+
+def test_a_rank_alone_agrees_with_nobody() -> None:
+    rank = RankModel(0, alone=True)
+    assert rank.poll([Pause(1, "keep"), Add("a", 1)]) == [Answer(1)]
+    assert not rank.has_work
+    assert rank.poll([Resume(2)]) == [Answer(2)]
+    assert rank.at_barrier
