@@ -164,7 +164,8 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All default tests on one Python, with coverage; the core set on the others."""
     if session.python == FULL:
-        install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
+        # Arrays of outputs become numpy's where it is; without it they are memoryviews, as in all other sessions.
+        install_wheel(session, *TEST_TOOLS, *tools("numpy"), extras="[cli,testing]")
         session.run("python", "-m", "coverage", "erase")
         pytest(session, measure=True)
     else:

@@ -12,11 +12,17 @@ from lockstep_trio.engines.protocol import (
     Frame,
     Handshake,
     LoadReport,
+    Pause,
+    PauseCall,
+    PauseMode,
     RankEndpoints,
     RankInfo,
     RequestHead,
+    Resume,
     Session,
+    Sleep,
     UtilityReply,
+    WakeUp,
 )
 
 __all__ = [
@@ -25,9 +31,15 @@ __all__ = [
     "Frame",
     "Handshake",
     "LoadReport",
+    "Pause",
+    "PauseCall",
+    "PauseMode",
     "RankEndpoints",
     "RankInfo",
     "RequestHead",
+    "Resume",
     "Session",
+    "Sleep",
     "UtilityReply",
+    "WakeUp",
 ]

@@ -13,11 +13,17 @@ def test_the_contract_exports_exactly_this() -> None:
         "Frame",
         "Handshake",
         "LoadReport",
+        "Pause",
+        "PauseCall",
+        "PauseMode",
         "RankEndpoints",
         "RankInfo",
         "RequestHead",
+        "Resume",
         "Session",
+        "Sleep",
         "UtilityReply",
+        "WakeUp",
     ]
     assert all(hasattr(engines, name) for name in engines.__all__)
 
@@ -29,6 +35,7 @@ def test_vllm_exports_exactly_this() -> None:
         "ErrorReport",
         "EventKind",
         "FinishReason",
+        "LoRA",
         "Logprobs",
         "LogprobsChunk",
         "PrefillStats",
@@ -39,6 +46,7 @@ def test_vllm_exports_exactly_this() -> None:
         "SpecDecodeMetrics",
         "Tensor",
         "TokenLogprobs",
+        "VllmCalls",
         "VllmHandshake",
         "VllmProtocol",
         "VllmSession",

@@ -8,6 +8,7 @@
 ``FinishReason``            why it ended
 ``Logprobs``                what it says of the likelihood of tokens: a ``TokenLogprobs`` for each
 ``Tensor``                  an array that came with it
+``VllmCalls``               utility calls with names and types, on a group
 ==========================  ==============================================================================
 
 For people who speak the wire themselves, ``VllmProtocol.handshake`` returns a ``VllmHandshake`` and
@@ -17,6 +18,7 @@ For people who speak the wire themselves, ``VllmProtocol.handshake`` returns a `
 from __future__ import annotations
 
 from lockstep_trio.engines.common.finish import FinishReason
+from lockstep_trio.engines.vllm.calls import LoRA, VllmCalls
 from lockstep_trio.engines.vllm.handshake import VllmHandshake
 from lockstep_trio.engines.vllm.logprobs import Logprobs, LogprobsChunk, TokenLogprobs
 from lockstep_trio.engines.vllm.masks import SamplingMaskChunk, SamplingMasks
@@ -32,6 +34,7 @@ __all__ = [
     "ErrorReport",
     "EventKind",
     "FinishReason",
+    "LoRA",
     "Logprobs",
     "LogprobsChunk",
     "PrefillStats",
@@ -42,6 +45,7 @@ __all__ = [
     "SpecDecodeMetrics",
     "Tensor",
     "TokenLogprobs",
+    "VllmCalls",
     "VllmHandshake",
     "VllmProtocol",
     "VllmSession",

@@ -14,8 +14,8 @@ that reads requests, without a message; one that only the model runner trips ove
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Final, final
 
 import attrs
 
@@ -24,6 +24,9 @@ from lockstep_trio.engines.vllm.checks import Limits, real, reject, text, whole
 from lockstep_trio.engines.vllm.layout import first_with
 from lockstep_trio.engines.vllm.request import EngineCoreRequest, SamplingParams
 from lockstep_trio.engines.vllm.sampling import check_sampling
+
+MAX_HEADERS: Final = 64
+MAX_HEADER_CHARS: Final = 8192
 
 
 @final
@@ -56,6 +59,8 @@ def admit(request: EngineCoreRequest, limits: Limits) -> Admitted:
         more["cache_salt"] = salt
     if priority := _priority(request.priority, limits):
         more["priority"] = priority
+    if request.trace_headers is not None:
+        more["trace_headers"] = _headers(request.trace_headers, limits)
     if "eos_token_id" in limits.layout and "_eos_token_id" in sampling:
         more["eos_token_id"] = sampling["_eos_token_id"]  # up to 0.16 it is read from here
     return Admitted(prompt, sampling, more)
@@ -75,6 +80,22 @@ def _priority(priority: int, limits: Limits) -> int:
     if number:
         need_field("priority", priority, limits)
     return number
+
+
+def _headers(headers: object, limits: Limits) -> dict[str, str]:
+    need_field("trace_headers", headers, limits)
+    if not isinstance(headers, Mapping) or len(headers) > MAX_HEADERS:
+        raise reject("trace_headers", headers, f"a mapping of at most {MAX_HEADERS} strings to strings, or None")
+    return {
+        _header("a key of trace_headers", at): _header(f"trace_headers[{at!r}]", value) for at, value in headers.items()
+    }
+
+
+def _header(field: str, value: object) -> str:
+    checked = "" if value == "" else text(field, value, MAX_HEADER_CHARS)
+    if checked is None:
+        raise reject(field, value, "a string")
+    return checked
 
 
 def need_field(field: str, value: object, limits: Limits) -> None:

@@ -80,5 +80,7 @@ class EngineCoreRequest:
     """Lower is sooner, where the engine schedules by priority. Signed 64 bits."""
     cache_salt: str | None = attrs.field(default=None, kw_only=True)
     """Requests share cached prefixes only with those of the same salt."""
+    trace_headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    """Headers of a distributed trace, for engines that trace (from 0.10.2 on)."""
     arrival_time: float = attrs.field(default=0.0, kw_only=True)
     """Breaks ties of priority: earlier is sooner. Seconds of whatever clock all requests use."""

@@ -30,6 +30,11 @@ MAX_BAD_WORD_TOKENS: Final = 1024
 """``vllm/envs.py: VLLM_MAX_BAD_WORDS_TOTAL_TOKENS``, its default."""
 
 
+LOGPROBS_IN_ARRAYS: Final = (0, 11, 1)
+"""Before that they come as nested lists, item by item."""
+MAX_LISTED: Final = 1024
+"""So many of these per token at most: some vocabularies as a list would be a message that is too long to be read, which
+a lockstep group does not survive."""
 ALL_LOGPROBS: Final = (0, 10, 2)
 """The first release whose ``SamplingParams`` takes -1; the others die of it."""
 
@@ -71,6 +76,8 @@ def _logprobs(field: str, value: object, limits: Limits) -> int:
     # -1 asks for the whole vocabulary, whose size must then be within the engine's limit.
     all_fit = limits.max_logprobs == -1 or (limits.vocab_size is not None and limits.vocab_size <= limits.max_logprobs)
     all_fit = all_fit and limits.versions.all_from(ALL_LOGPROBS)
+    if not limits.versions.all_from(LOGPROBS_IN_ARRAYS):
+        all_fit, most = all_fit and (limits.vocab_size or INT32) <= MAX_LISTED, min(most, MAX_LISTED)
     words = f"from 0 to {most} (max_logprobs {limits.max_logprobs})" + (", -1 for all" if all_fit else "") + ", or None"
     return whole(field, value, -1 if all_fit else 0, most, words)
 

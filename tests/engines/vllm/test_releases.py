@@ -179,3 +179,50 @@ def test_a_rank_that_is_restarted_while_it_is_asked_is_asked_again() -> None:
 def test_a_version_that_settles_nothing_cannot_be_pinned(version: str) -> None:
     with pytest.raises(ValueError, match="version is "):
         VllmProtocol(version=version)
+
+
+@pytest.mark.parametrize(("version", "most"), [("0.11.0", 1024), ("0.11.1", 5000)])
+def test_logprobs_that_come_as_lists_are_few_enough_for_a_message_to_be_read(version: str, most: int) -> None:
+    session = VllmProtocol(version=version, vocab_size=5000, max_logprobs=-1).session(meet_infos(version))
+    session.encode_add(EngineCoreRequest([7], SamplingParams(logprobs=most)), "a")
+    for logprobs in (most + 1, -1) if most < 5000 else (most + 1,):
+        with pytest.raises(RequestRejected, match=f"from 0 to {most}"):
+            session.encode_add(EngineCoreRequest([7], SamplingParams(prompt_logprobs=logprobs)), "a")
+
+
+HEADERS = {"traceparent": "00-1-2-01", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("version", "place"), [("0.10.1", None), ("0.10.2", 13), ("0.11.0", 14), ("0.17.0", 13), ("0.33.0", 14)]
+)
+def test_trace_headers_are_where_the_release_has_them(version: str, place: int | None) -> None:
+    session = VllmProtocol(version=version, max_model_len=9).session(meet_infos(version))
+    request = EngineCoreRequest([7], trace_headers=HEADERS)
+    if place is None:
+        with pytest.raises(RequestRejected, match=r"0\.10\.2 was the first"):
+            session.encode_add(request, "a")
+    else:
+        payload = msgpack.unpackb(session.encode_add(request, "a")[1])
+        assert (len(payload), payload[place]) == (place + 1, HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("headers", "field"),
+    [
+        ([("a", "b")], "trace_headers"),
+        ("a", "trace_headers"),
+        ({str(at): "" for at in range(65)}, "trace_headers"),
+        ({1: "b"}, "a key of trace_headers"),
+        ({"a": 1}, "trace_headers['a']"),
+        ({"a": None}, "trace_headers['a']"),
+        ({"a": "x" * 8193}, "trace_headers['a']"),
+        ({"a": "\ud800"}, "trace_headers['a']"),
+    ],
+    ids=lambda value: f"{value!r:.30}",
+)
+def test_trace_headers_that_are_none_are_refused_by_name(headers: Any, field: str) -> None:
+    session = VllmProtocol(version="0.33.0").session(meet_infos("0.33.0"))
+    with pytest.raises(RequestRejected) as caught:
+        session.encode_add(EngineCoreRequest([7], trace_headers=headers), "a")
+    assert caught.value.field == field
