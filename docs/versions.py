@@ -9,12 +9,14 @@ from lockstep_trio.engines.vllm.asking import methods_to_ask
 from lockstep_trio.engines.vllm.layout import LAST_REQUIRED, REQUEST
 from lockstep_trio.engines.vllm.pausing import IN_LOCKSTEP, TELLS_IF_AWAKE, WITH_MODE
 from lockstep_trio.engines.vllm.sampling import ALL_LOGPROBS
+from lockstep_trio.engines.vllm.structured import FAILS_ALONE
 from lockstep_trio.engines.vllm.version import NEWEST, OLDEST, SUPPORTED, Version
 
 PAGE = Path(__file__).parent / "reference" / "vllm-versions.md"
 
 SINCE: dict[str, Version] = {
     "`SamplingParams(logprobs=-1)`, all of the vocabulary": ALL_LOGPROBS,
+    "`StructuredOutputs`, of which one that does not compile fails alone": FAILS_ALONE,
     "`Group.pause`, `resume`, `sleep`, `wake_up` on independent ranks": WITH_MODE,
     "the same on ranks in lockstep": IN_LOCKSTEP,
     "`Group.wake_up(tags=...)`": TELLS_IF_AWAKE,

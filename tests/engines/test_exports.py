@@ -44,6 +44,7 @@ def test_vllm_exports_exactly_this() -> None:
         "SamplingMasks",
         "SamplingParams",
         "SpecDecodeMetrics",
+        "StructuredOutputs",
         "Tensor",
         "TokenLogprobs",
         "VllmCalls",

@@ -51,6 +51,43 @@ MODEL: Final[dict[str, Any]] = {
 }
 """A mixture of experts: only such models step in lockstep (vLLM 0.14 and later). No weights and no tokenizer needed."""
 
+EOS: Final = 2
+_WORDS: Final = {chr(at) if 32 <= at < 127 else f"<{at}>": at for at in range(256)}
+TOKENIZER: Final[dict[str, Any]] = {
+    "tokenizer.json": {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": EOS,
+                "content": f"<{EOS}>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": "."},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": _WORDS, "unk_token": "<0>"},
+    },
+    "tokenizer_config.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": f"<{EOS}>",
+        "model_max_length": 512,
+    },
+}
+"""Structured outputs need one: a character each for the printable part of ASCII, names for the rest."""
+
 MAX_MODEL_LEN: Final = 512
 MAX_NUM_SEQS: Final = 8
 NICENESS: Final = 10
@@ -70,6 +107,7 @@ class VllmGroup:
         directory: a directory of its own for the model, the log and the overlay; stays when the group is stopped.
         port: where the ranks look for the handshake, on ``HOST``.
         ranks: the data-parallel size. With 1 the engine is a plain one, without waves.
+        tokenizer: give it one, in which each token from 32 to 126 is that ASCII character.
         arguments: more arguments for the command line, after ours, so that they win.
     """
 
@@ -80,12 +118,14 @@ class VllmGroup:
         *,
         port: int,
         ranks: int = 2,
+        tokenizer: bool = False,
         arguments: tuple[str, ...] = (),
     ) -> None:
         self.environment = environment
         self.directory = directory
         self.port = port
         self.ranks = ranks
+        self.tokenizer = tokenizer
         self.log_path = directory / "engine.log"
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,7 +148,9 @@ class VllmGroup:
             raise RuntimeError("a group is started once")
         model = self.directory / "model"
         model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps(MODEL, indent=1), encoding="utf-8")
+        files = {"config.json": MODEL, **(TOKENIZER if self.tokenizer else {})}
+        for name, content in files.items():
+            (model / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(model),
@@ -134,7 +176,7 @@ class VllmGroup:
             "data-parallel-address": HOST,
             "data-parallel-rpc-port": self.port,
         }
-        flags = ("--headless", "--skip-tokenizer-init", "--enforce-eager")
+        flags = ("--headless", "--enforce-eager", *([] if self.tokenizer else ["--skip-tokenizer-init"]))
         given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         launcher = ("nice", "-n", str(NICENESS), str(self.environment.python), str(self.environment.launcher))
         return [*launcher, "serve", str(model), *flags, *given, *self._arguments]

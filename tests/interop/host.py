@@ -96,11 +96,10 @@ class GroupHost:
             async with open_group(
                 self.engine.handshake,
                 ranks=self.engine.ranks,
-                protocol=VllmProtocol(vocab_size=256),
+                **{"protocol": VllmProtocol(vocab_size=256), **self.options},
                 hello_timeout=STARTUP_LIMIT,
                 ready_timeout=STARTUP_LIMIT,
                 close_grace=CLOSE_GRACE,
-                **self.options,
             ) as self.group:
                 self.startup_seconds = trio.current_time() - begun
                 self._up.set()

@@ -5,6 +5,7 @@ Kinds: ``add`` (decode) and ``outputs`` (encode). Runs with an interpreter for w
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from typing import Any, ClassVar
@@ -48,6 +49,8 @@ class _ReleaseCodec(Codec):
         def named(value: Any) -> Any:
             if hasattr(value, "__struct_fields__"):
                 return {name: named(getattr(value, name)) for name in value.__struct_fields__}
+            if dataclasses.is_dataclass(value):
+                return {field.name: named(getattr(value, field.name)) for field in dataclasses.fields(value)}
             if isinstance(value, dict):
                 return {str(key): named(item) for key, item in value.items()}
             if isinstance(value, list | tuple | set | frozenset):

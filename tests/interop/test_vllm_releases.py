@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from interop.release_judge import ReleaseJudge
 from interop.releases import RELEASES, find
 from lockstep_trio import EngineCoreRequest, FinishReason, RequestRejected, SamplingParams, VllmProtocol
 from lockstep_trio.engines.protocol import RankInfo
-from lockstep_trio.engines.vllm import VllmSession
+from lockstep_trio.engines.vllm import StructuredOutputs, VllmSession
 from poison.valid import requests as valid_requests
 
 pytestmark = pytest.mark.vllm
@@ -77,6 +78,32 @@ def test_what_is_valid_reaches_the_classes_of_that_release(
 def test_the_last_field_that_may_be_sent_is_where_that_release_has_it(judge: ReleaseJudge, release: str) -> None:
     _, payload = session_of(release).encode_add(EngineCoreRequest([1, 2], priority=-7), "x")
     assert judge.decode("add", [bytes(payload)])["priority"] == -7
+
+
+FORMS = [
+    StructuredOutputs(json={"type": "object"}),
+    StructuredOutputs(regex="a+"),
+    StructuredOutputs(choice=["yes", "no"]),
+    StructuredOutputs(grammar="root ::= 'a'"),
+    StructuredOutputs(json_object=True),
+    StructuredOutputs(structural_tag="{}"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=repr)
+def test_the_form_of_an_output_is_read_with_its_backend(
+    judge: ReleaseJudge, release: str, form: StructuredOutputs
+) -> None:
+    protocol = VllmProtocol(version=release, structured_outputs="guidance", trust_grammars=True)
+    session = protocol.session([RankInfo(0, data_parallel_size=1, max_model_len=512)])
+    params = SamplingParams(structured_outputs=form)
+    [_, payload] = session.encode_add(EngineCoreRequest([1], params), "a")
+    sampling = judge.decode("add", [bytes(payload)])["sampling_params"]
+    read = sampling.get("structured_outputs") or sampling["guided_decoding"]
+    assert read.get("_backend", read.get("backend")) == "guidance"
+    name = next(each for each in ("regex", "grammar", "json_object", "structural_tag", "choice", "json") if read[each])
+    given = getattr(form, name)
+    assert read[name] == (json.dumps(given) if name == "json" else given)
 
 
 def test_another_layout_is_refused_so_this_test_could_fail(judge: ReleaseJudge, release: str) -> None:

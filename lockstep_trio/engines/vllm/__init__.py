@@ -4,6 +4,7 @@
 ``VllmProtocol``            give it to ``open_group``; holds what the engines do not tell about themselves
 ``EngineCoreRequest``       what to submit
 ``SamplingParams``          how to pick its tokens
+``StructuredOutputs``       the form that they shall have
 ``RequestOutput``           what comes back
 ``FinishReason``            why it ended
 ``Logprobs``                what it says of the likelihood of tokens: a ``TokenLogprobs`` for each
@@ -26,6 +27,7 @@ from lockstep_trio.engines.vllm.parts import EngineEvent, ErrorReport, EventKind
 from lockstep_trio.engines.vllm.protocol import VllmProtocol, VllmSession
 from lockstep_trio.engines.vllm.request import EngineCoreRequest, SamplingParams
 from lockstep_trio.engines.vllm.result import RequestOutput
+from lockstep_trio.engines.vllm.structured import StructuredOutputs
 from lockstep_trio.engines.vllm.tensors import Tensor
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "SamplingMasks",
     "SamplingParams",
     "SpecDecodeMetrics",
+    "StructuredOutputs",
     "Tensor",
     "TokenLogprobs",
     "VllmCalls",

@@ -28,6 +28,10 @@ class Limits:
     """What the engines may be."""
     layout: RequestLayout = CURRENT
     """Where the fields of a request stand in all of these."""
+    structured_outputs: str | None = None
+    """The engines' backend for structured outputs; None if nobody said."""
+    trust_grammars: bool = False
+    """Every grammar compiles, says the caller."""
     seeds: bool = True
     """Whether the engines survive a ``seed``."""
 

@@ -17,6 +17,7 @@ from lockstep_trio.engines.vllm.layout import request_layout
 from lockstep_trio.engines.vllm.pausing import PAUSE_METHODS, encode_pause
 from lockstep_trio.engines.vllm.request import EngineCoreRequest
 from lockstep_trio.engines.vllm.result import RequestOutput
+from lockstep_trio.engines.vllm.structured import BACKENDS, Backend
 from lockstep_trio.engines.vllm.version import SUPPORTED, parse_version, settle_version
 
 FENCE_METHOD: Final = "is_sleeping"
@@ -159,6 +160,11 @@ class VllmProtocol:
     """The engines' ``--max-logprobs``; -1 for no limit but the vocabulary."""
     max_model_len: int | None = attrs.field(default=None, kw_only=True)
     """Prompt and output together, tokens: engines up to 0.19 do not tell it. Where they do, the smaller one holds."""
+    structured_outputs: Backend | None = attrs.field(default=None, kw_only=True)
+    """The engines' backend for structured outputs; one serves all requests. None: structured outputs are refused."""
+    trust_grammars: bool = attrs.field(default=False, kw_only=True)
+    """Every schema and grammar that is submitted compiles. Up to 0.25 the group dies of one that does not, so there
+    structured outputs are refused without this; later it fails its own request."""
     seeds: bool = attrs.field(default=True, kw_only=True)
     """Whether a request may have a ``seed``. On a CPU the engine dies of one whose prompt is prefilled in more than one
     step (0.32.0, ``v1/worker/gpu_model_runner.py: _bookkeeping_sync``), which no engine tells and no request shows:
@@ -175,6 +181,9 @@ class VllmProtocol:
             raise ValueError(f"max_logprobs is {self.max_logprobs}; it must be -1 or more")
         if self.max_model_len is not None and not 1 < self.max_model_len <= 2**31:
             raise ValueError(f"max_model_len is {self.max_model_len}; it must be from 2 to 2**31")
+        if self.structured_outputs not in (None, *BACKENDS):
+            names = ", ".join(BACKENDS)
+            raise ValueError(f"structured_outputs is {self.structured_outputs!r}; it must be one of {names}, or None")
         if self.version is not None:
             versions = parse_version(self.version)
             if versions is None or not versions.supported:
@@ -206,6 +215,15 @@ class VllmProtocol:
         layout = request_layout(versions)
         assert layout is not None, versions  # what was pinned was checked, and what is found out is told apart
         context = min((each for each in (infos[0].max_model_len, self.max_model_len) if each is not None), default=None)
-        limits = Limits(self.vocab_size, self.max_logprobs, context, versions, layout, seeds=self.seeds)
+        limits = Limits(
+            self.vocab_size,
+            self.max_logprobs,
+            context,
+            versions,
+            layout,
+            self.structured_outputs,
+            self.trust_grammars,
+            self.seeds,
+        )
         together = settle_lockstep(infos, lockstep)
         return VllmSession(together, limits, infos[0].version, told_size=infos[0].data_parallel_size is not None)

@@ -11,6 +11,8 @@ from typing import final
 
 import attrs
 
+from lockstep_trio.engines.vllm.structured import StructuredOutputs
+
 
 @final
 @attrs.frozen
@@ -59,6 +61,8 @@ class SamplingParams:
     """Only these may come. None: all; empty is refused."""
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     """Sequences of token ids that must not come."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the output. Needs an engine with a tokenizer, and ``VllmProtocol(structured_outputs=...)``."""
     n: int = 1
     """Always 1: one request is one sequence."""
 

@@ -17,6 +17,7 @@ import attrs
 
 from lockstep_trio.engines.vllm.checks import INT32, Limits, flag, real, reject, sequence, token_ids, whole
 from lockstep_trio.engines.vllm.request import SamplingParams
+from lockstep_trio.engines.vllm.structured import check_structured, structured_key
 
 MAX_ALLOWED_IDS: Final = 1024
 """``v1/worker/gpu/sample/logit_bias.py: MAX_NUM_ALLOWED_TOKEN_IDS``."""
@@ -132,6 +133,7 @@ _CHECKS: Final[dict[str, Check]] = {
     "logit_bias": _logit_bias,
     "allowed_token_ids": _allowed,
     "bad_words_token_ids": _bad_words,
+    "structured_outputs": check_structured,
     "n": _whole(1, 1, "1: one request is one sequence"),
 }
 
@@ -151,6 +153,8 @@ def check_sampling(params: SamplingParams, prompt_length: int, limits: Limits) -
             checked = check(f"sampling.{name}", value, limits)
             if checked not in (default, []):
                 wire[name] = checked
+    if (form := wire.pop("structured_outputs", None)) is not None:
+        wire[structured_key(limits)] = form
     _check_lengths(params, wire, prompt_length, limits.max_model_len)
     _put_computed_keys(params, wire)
     return wire

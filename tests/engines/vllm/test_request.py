@@ -60,5 +60,6 @@ def test_the_defaults_of_sampling_are_the_engines_own() -> None:
         "logit_bias": None,
         "allowed_token_ids": None,
         "bad_words_token_ids": None,
+        "structured_outputs": None,
         "n": 1,
     }

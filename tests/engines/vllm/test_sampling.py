@@ -5,6 +5,7 @@ from typing import Any
 import attrs
 import pytest
 
+from lockstep_trio.engines.vllm import StructuredOutputs
 from lockstep_trio.engines.vllm.checks import Limits
 from lockstep_trio.engines.vllm.request import SamplingParams
 from lockstep_trio.engines.vllm.sampling import check_sampling
@@ -84,6 +85,7 @@ REFUSED: dict[str, list[Any]] = {
     "logit_bias": [{256: 1}, {-1: 1}, {"1": 1}, {1.0: 1}, {True: 1}, {1: 101}, {1: NAN}, {1: "x"}, [1], 5],
     "allowed_token_ids": [[], [256], [-1], [True], "ab", 5],
     "bad_words_token_ids": [[[]], [[1], []], [[256]], [[-1]], [1], [["a"]], "ab", 5, [[1]] * 129, [[1] * 1025]],
+    "structured_outputs": [{"json": {}}, "json", True, StructuredOutputs(regex="a")],
     "n": [0, 2, None, True, 1.0],
 }
 
