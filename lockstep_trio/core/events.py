@@ -84,6 +84,9 @@ class Nudge:
 class Pausing:
     """The call that pauses is about to be queued for every rank. Nothing is submitted from now until ``Resumed``."""
 
+    quiet: bool = False
+    """Silence means nothing already: what they are told takes long."""
+
 
 @final
 @attrs.frozen

@@ -140,14 +140,15 @@ class GroupMachine:
 
     __slots__ = (
         "_fault",
+        "_heard_from",
         "_history",
         "_last_start",
         "_pause",
         "_phase",
         "_phases",
+        "_quiet",
         "_rank_faults",
         "_registry",
-        "_resumed_at",
         "_rule",
         "_selector",
         "_watches",
@@ -192,8 +193,10 @@ class GroupMachine:
         self._rank_faults: dict[int, Fault] = {}
         self._phase = GroupPhase.OPEN
         self._pause = PausePhase.WORKING
-        self._resumed_at = 0.0
-        """When the last pause ended: silence counts from then."""
+        self._quiet = False
+        """While they pause silence means nothing."""
+        self._heard_from = 0.0
+        """Silence before that means nothing: they were paused, or told to be."""
         self._fault: Fault | None = None
         self._last_start: tuple[int, float] | None = None
         self._working_since = [0.0] * ranks
@@ -262,6 +265,8 @@ class GroupMachine:
                 return self._act(self._rule.nudged(), now)
             case Pausing():
                 self._pause = PAUSE_TABLE[self._pause, PauseStep.BEGIN]
+                self._quiet = event.quiet
+                self._heard_from = now
                 self._rule.paused()
                 return ()
             case Paused():
@@ -269,7 +274,7 @@ class GroupMachine:
                 return ()
             case Resumed():
                 self._pause = PAUSE_TABLE[self._pause, PauseStep.RESUME]
-                self._resumed_at = now
+                self._heard_from = now
                 return self._then_settled(self._act(self._rule.resumed(), now))
             case _:
                 assert_never(event)
@@ -390,7 +395,7 @@ class GroupMachine:
 
     def _look(self, seen: Sequence[float], now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._pause is PausePhase.PAUSED:
+        if self._may_be_silent:
             return effects
         since = self._silence(seen)
         for watch in self._watches:
@@ -399,17 +404,21 @@ class GroupMachine:
                 effects += self._suspect(action, now)
         return effects
 
+    @property
+    def _may_be_silent(self) -> bool:
+        return self._pause is PausePhase.PAUSED or (self._pause is PausePhase.PAUSING and self._quiet)
+
     def _silence(self, seen: Sequence[float]) -> Callable[[int], float | None]:
         if self.lockstep and self._rule.stepping and not any(map(self.has_work, range(self.ranks))):
             # All that is awaited is the DONE, and that any rank may bring: the group as a whole owes a sign of life.
             assert self._last_start is not None
-            latest = max(*seen, self._last_start[1], self._resumed_at)
+            latest = max(*seen, self._last_start[1], self._heard_from)
             return lambda _: latest
 
         def since(rank: int) -> float | None:
             if self._phases[rank] is RankPhase.LOST or not self.has_work(rank):
                 return None
-            return max(seen[rank], self._working_since[rank], self._resumed_at)
+            return max(seen[rank], self._working_since[rank], self._heard_from)
 
         return since
 
@@ -428,7 +437,7 @@ class GroupMachine:
         Args:
             seen: By rank, when it was last heard of.
         """
-        if self._phase in (GroupPhase.FAILED, GroupPhase.CLOSED) or self._pause is PausePhase.PAUSED:
+        if self._phase in (GroupPhase.FAILED, GroupPhase.CLOSED) or self._may_be_silent:
             return None
         since = self._silence(seen)
         return min((time for watch in self._watches if (time := watch.next_look(since)) is not None), default=None)
@@ -578,7 +587,8 @@ class GroupMachine:
         twin._rank_faults = dict(self._rank_faults)
         twin._phase = self._phase
         twin._pause = self._pause
-        twin._resumed_at = self._resumed_at
+        twin._quiet = self._quiet
+        twin._heard_from = self._heard_from
         twin._fault = self._fault
         twin._last_start = self._last_start
         twin._working_since = list(self._working_since)

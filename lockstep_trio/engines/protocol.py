@@ -102,7 +102,13 @@ class WakeUp:
     tags: tuple[str, ...] | None
 
 
-PauseCall: TypeAlias = Pause | Resume | Sleep | WakeUp
+@final
+@attrs.frozen
+class AskPaused:
+    """Tell whether you are paused, True or False."""
+
+
+PauseCall: TypeAlias = Pause | Resume | Sleep | WakeUp | AskPaused
 
 
 @final

@@ -148,6 +148,11 @@ class ZmqRankLink:
         """The next message of the rank's output socket, None if there is none just now."""
         self._check_open()
         message = self._next_output()
+        if message is not None and self._gone is not None:
+            # All that the rank had said was fetched before it was gone. A newcomer may have its descriptor by now, and
+            # that it is another's is told by an event which may not have been read yet.
+            self._dropped += 1
+            return None
         if message is None:
             self._look_around()
             if self._lost is not None and self._gone is None and self._was_heard_out():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, assert_never, final
 
@@ -55,7 +55,7 @@ from lockstep_trio.core import (
     WaveAsked,
     WaveDone,
 )
-from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, Pause, Resume, Session, Sleep, WakeUp
+from lockstep_trio.engines.protocol import AskPaused, Batch, Frame, LoadReport, Pause, Resume, Session, Sleep, WakeUp
 from lockstep_trio.errors import (
     EngineLost,
     Fault,
@@ -315,7 +315,11 @@ class Coordinator:
         """Admit a submission, or hold it back until the ranks work again."""
         if not self._holds_back:
             self._answer(submission)
-        elif self.machine.in_flight + len(self._held_back) >= self.machine.max_in_flight:
+            return
+        room = self.machine.max_in_flight - self.machine.in_flight
+        if len(self._held_back) >= room:  # those that were cancelled while they waited hold no place
+            self._held_back = deque(each for each in self._held_back if not each.slot.abandoned)
+        if len(self._held_back) >= room:
             submission.slot.fail(partial(Overloaded, "max_in_flight", self.machine.max_in_flight))
         else:
             self._held_back.append(submission)
@@ -335,28 +339,26 @@ class Coordinator:
         """Start the first call that has something to do and whose caller is still there."""
         while self._concerted:
             first = self._concerted[0]
-            if first.slot.abandoned or self._needless(first):
-                self._concerted.popleft()
-                first.slot.deliver({})
-                continue
             refusal = self._refusal(first)
-            if refusal is not None:
-                self._concerted.popleft()
+            if refusal is None and not first.slot.abandoned and not self._needless(first):
+                self._send_concerted(first)
+                return
+            self._concerted.popleft()
+            if refusal is None:
+                first.slot.deliver({})
+            else:
                 first.slot.fail(refusal)
-                continue
-            self._send_concerted(first)
-            return
 
     def _needless(self, concerted: Concerted) -> bool:
         phase = self.machine.pause
         match concerted.call:
             case Pause():
                 return phase is PausePhase.PAUSED
-            case Resume() | WakeUp():
+            case Sleep():
+                return self._asleep
+            case _:
                 # Among ranks that are not paused a resume is a barrier that one of them may miss.
                 return phase is PausePhase.WORKING
-            case Sleep():
-                return False
 
     def _refusal(self, concerted: Concerted) -> Callable[[], LockstepError] | None:
         if self.machine.fault is not None:
@@ -368,51 +370,66 @@ class Coordinator:
         return None
 
     def _send_concerted(self, concerted: Concerted) -> None:
-        concerted.while_paused = self.machine.pause is PausePhase.PAUSED
         if isinstance(concerted.call, Pause | Sleep):
-            self.tell(Pausing())
+            # To let go of memory takes as long as it takes.
+            self.tell(Pausing(quiet=isinstance(concerted.call, Sleep) and concerted.call.level > 0))
+            self._alert()
         ranks = [driver.rank for driver in self.drivers if driver.fault is None]
         concerted.begin(ranks, lambda: self.post(Answered(concerted)))
+        self._call_concerted(concerted, ranks, concerted.method, concerted.args)
+
+    def _call_concerted(self, concerted: Concerted, ranks: Sequence[int], method: str, args: Sequence[object]) -> None:
         for rank in ranks:
             call_id = self.next_number()
             self.drivers[rank].expect(call_id, concerted.holder(rank))
-            self.drivers[rank].queue(self.session.encode_utility(call_id, concerted.method, concerted.args))
+            self.drivers[rank].queue(self.session.encode_utility(call_id, method, args))
 
     def _conclude(self, concerted: Concerted) -> None:
-        failures, results = concerted.failures, concerted.results
-        if failures and not results:  # all have refused, so nothing has changed
-            if self.machine.pause is PausePhase.PAUSING:
-                self.tell(Paused() if concerted.while_paused else Resumed())
-            concerted.slot.fail(partial(UtilityFailed, concerted.method, failures))
+        if not self._concerted or self._concerted[0] is not concerted:
+            return  # the group was lost meanwhile, and its caller was told
+        if concerted.failures and concerted.paused is None:
+            # A rank may have paused before it failed at something else, or its answer could not be read.
+            ranks = list(concerted.failures)
+            concerted.ask(ranks, lambda: self.post(Answered(concerted)))
+            self._call_concerted(concerted, ranks, *self.session.encode_pause(AskPaused()))
+            return
+        for rank, words in self._disagreeing(concerted).items():
+            self.drivers[rank].lose(FaultKind.DISAGREED, f"{concerted.method} failed here and not elsewhere: {words}")
+            fault = self.drivers[rank].fault
+            assert fault is not None
+            self.tell(RankLost(fault))  # at once: nothing may be sent on the strength of what the others have done
+        if self.machine.fault is not None:
+            return
+        self._follow(concerted)
+        if concerted.failures and not concerted.results:
+            concerted.slot.fail(partial(UtilityFailed, concerted.method, concerted.failures))
         else:
-            self._follow(concerted, results)
-            for rank, words in failures.items():
-                self._disagree(concerted, rank, words)
-            concerted.slot.deliver(results)
-        if self._concerted and self._concerted[0] is concerted:  # or the group was lost just now
-            self._concerted.popleft()
+            concerted.slot.deliver(concerted.results)
+        self._concerted.popleft()
         self._begin_concerted()
 
-    def _disagree(self, concerted: Concerted, rank: int, words: str) -> None:
-        """A rank has not done what others have: what state it is in cannot be known."""
-        driver = self.drivers[rank]
-        driver.lose(FaultKind.DISAGREED, f"{concerted.method} failed here and not elsewhere: {words}")
-        if self.machine.lockstep and driver.fault is not None:
-            concerted.slot.fail(partial(GroupFailed, driver.fault))
+    @staticmethod
+    def _disagreeing(concerted: Concerted) -> dict[int, str]:
+        """Ranks that are not in the state in which the others are, or of which it cannot be known."""
+        said = concerted.paused or {}
+        wanted = isinstance(concerted.call, Pause | Sleep)
+        if not concerted.results and len(set(said.values())) == 1:
+            wanted = next(iter(said.values()))  # none has said that it did it, and they are all in one state
+        return {rank: words for rank, words in concerted.failures.items() if said.get(rank) is not wanted}
 
-    def _follow(self, concerted: Concerted, results: Mapping[int, object]) -> None:
-        """The ranks have done what they were told."""
-        match concerted.call:
-            case Pause():
-                self.tell(Paused())
-            case Sleep(level, _):
-                self._asleep = self._asleep or level > 0
-                self.tell(Paused())
-            case Resume():
-                self._resumed()
-            case WakeUp():
-                if False not in results.values():  # False: memory is still missing
-                    self._resumed()
+    def _follow(self, concerted: Concerted) -> None:
+        """The ranks have done what they were told; or none has said so, and what they said of their state counts."""
+        call, said = concerted.call, concerted.paused or {}
+        pauses = isinstance(call, Pause | Sleep)
+        paused = pauses if concerted.results or not said else any(said.values())
+        if isinstance(call, WakeUp) and False in concerted.results.values():
+            paused = True  # memory is still missing
+        if isinstance(call, Sleep) and call.level > 0 and paused:
+            self._asleep = True
+        if not paused:
+            self._resumed()
+        elif self.machine.pause is PausePhase.PAUSING:
+            self.tell(Paused())
 
     def _resumed(self) -> None:
         self._asleep = False
@@ -703,6 +720,8 @@ class Coordinator:
             except Exception as error:  # noqa: BLE001  # raised below, after everybody was told
                 bug = bug or error
         self._let_go()
+        while self._held_back:  # only if the machine could not be told
+            self._held_back.popleft().slot.fail(GroupClosed)
         self._over = True
         self._end(tuple(self._buffers), self.machine.fault)
         self._end_concerted(GroupClosed)

@@ -188,10 +188,12 @@ class Group(Generic[RequestT, OutputT]):
 
         Raises:
             RequestRejected: The engines cannot do that, or not in lockstep (vLLM: from 0.17, in lockstep from 0.21).
-            UtilityFailed: No rank has done it, and nothing has changed.
+            UtilityFailed: No rank says that it has done it. They were asked whether they are paused, and if they are
+                the group is: ``resume`` or ``wake_up`` are then the way on.
             GroupFailed: The group is lost; also if some ranks have done it and others have not.
             GroupClosed: The group is closed, or is closing.
-            trio.TooSlowError: It takes longer than ``timeout``, and goes on all the same.
+            trio.TooSlowError: It takes longer than ``timeout``. If it has begun it goes on all the same; while another
+                such call is under way it has not.
 
         Cancellation: a pause that has begun goes on; one whose turn has not come does not begin.
         """
@@ -259,8 +261,8 @@ class Group(Generic[RequestT, OutputT]):
         if self._coordinator.over:
             raise GroupClosed
         concerted = Concerted(call, method, args)
-        self._coordinator.concert(concerted)
         with trio.fail_after(float("inf") if limit is None else limit):
+            self._coordinator.concert(concerted)
             return await concerted.slot.wait()
 
     def _asked(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
@@ -295,7 +297,8 @@ class Group(Generic[RequestT, OutputT]):
         """Sleep until nothing is in flight and, in a lockstep group, the ranks have drained their wave and parked.
 
         The first rank's report is enough, for the ranks agree on a drain; the others' may still be under way.
-        While the ranks are paused with requests frozen this waits until they have resumed, and longer.
+        While the ranks are paused with requests frozen this waits until they have resumed, and longer; the end of a
+        request that went on without a wake is then enough, for the drain behind it was not started from here.
         Returns at once if that is so now. By the time it returns somebody else may have submitted something.
 
         Raises:

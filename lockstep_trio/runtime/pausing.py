@@ -33,10 +33,13 @@ class Concerted:
         self.args = args
         self.slot = Slot[Mapping[int, object]]()
         """Rank -> result, for the caller. Empty if there was nothing to do."""
-        self.while_paused = False
-        """The ranks were paused when it was sent."""
+        self.results: dict[int, object] = {}
+        """Rank -> what it returned, of those that have done it."""
+        self.failures: dict[int, str] = {}
+        """Rank -> why it may not have done it."""
+        self.paused: dict[int, bool] | None = None
+        """Rank -> what it said when it was asked whether it is paused; None before they were asked."""
         self._awaited: set[int] = set()
-        self._replies: dict[int, UtilityReply] = {}
         self._then: Callable[[], None] = lambda: None
 
     def begin(self, ranks: Sequence[int], then: Callable[[], None]) -> None:
@@ -44,21 +47,34 @@ class Concerted:
         self._awaited = set(ranks)
         self._then = then
 
+    def ask(self, ranks: Sequence[int], then: Callable[[], None]) -> None:
+        """These ranks are about to be asked whether they are paused, because what they said leaves it open."""
+        self.paused = {}
+        self.begin(ranks, then)
+
     def holder(self, rank: int) -> Holder:
         """What awaits the reply of a rank."""
         return Holder(partial(self._came, rank), partial(self._failed, rank))
 
     def _came(self, rank: int, reply: UtilityReply) -> None:
-        self._replies[rank] = reply
+        if self.paused is not None:
+            if isinstance(reply.result, bool):
+                self.paused[rank] = reply.result
+        elif reply.failure is None:
+            self.results[rank] = reply.result
+        elif not reply.draining:  # such a rank takes nothing new, and need not pause
+            self.failures[rank] = reply.failure
         self._settle(rank)
 
     def _failed(self, rank: int, error: Callable[[], BaseException]) -> None:
-        self._replies[rank] = UtilityReply(0, str(error()), None)
+        if self.paused is None:
+            self.failures[rank] = str(error())
         self._settle(rank)
 
     def lost(self, rank: int) -> None:
         """A rank is lost, and with it whatever it would have answered."""
-        self._replies.pop(rank, None)
+        self.results.pop(rank, None)
+        self.failures.pop(rank, None)
         self._settle(rank)
 
     def _settle(self, rank: int) -> None:
@@ -66,16 +82,6 @@ class Concerted:
             self._awaited.remove(rank)
             if not self._awaited:
                 self._then()
-
-    @property
-    def failures(self) -> dict[int, str]:
-        """Rank -> why it did not do as it was told."""
-        return {rank: reply.failure for rank, reply in self._replies.items() if reply.failure is not None}
-
-    @property
-    def results(self) -> dict[int, object]:
-        """Rank -> what it returned, of those that did."""
-        return {rank: reply.result for rank, reply in self._replies.items() if reply.failure is None}
 
 
 @final

@@ -101,7 +101,7 @@ def test_silence_means_nothing_while_paused_and_counts_from_the_resume() -> None
     m.handle(submit("a"), 0)
     m.handle(Progress(0, first=("a",)), 1)
     m.handle(Pausing(), 2)
-    assert m.next_look((1, 1)) == 11, "a rank that never answers the pause shall be found"
+    assert m.next_look((1, 1)) == 12, "a rank that never answers the pause shall be found"
     m.handle(Paused(), 3)
     assert m.next_look((3, 3)) is None
     assert m.handle(Look((3, 3)), 1000) == ()
@@ -109,6 +109,23 @@ def test_silence_means_nothing_while_paused_and_counts_from_the_resume() -> None
     assert m.next_look((3, 3)) == 1010
     assert m.handle(Look((3, 3)), 1009) == ()
     assert m.handle(Look((3, 3)), 1010) == (Suspected((0,)), SendProbe((0, 1)))
+
+
+def test_while_ranks_let_go_of_memory_silence_means_nothing_either() -> None:
+    m = machine(stall_timeout=10.0, probe_timeout=5.0)
+    m.handle(submit("a"), 0)
+    m.handle(Pausing(quiet=True), 2)
+    assert m.next_look((1, 1)) is None
+    assert m.handle(Look((1, 1)), 1000) == ()
+
+
+def test_silence_before_a_paused_group_is_told_to_sleep_means_nothing() -> None:
+    m = machine(stall_timeout=10.0, probe_timeout=5.0)
+    m.handle(submit("a"), 0)
+    m.handle(Pausing(), 0)
+    m.handle(Paused(), 1)
+    m.handle(Pausing(), 500)
+    assert m.next_look((1, 1)) == 510
 
 
 def test_a_group_of_which_all_ranks_refuse_to_pause_goes_on_as_before() -> None:

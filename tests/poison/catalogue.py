@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from lockstep_trio import EngineCoreRequest, SamplingParams
+from lockstep_trio.engines.vllm import StructuredOutputs
 
 VOCABULARY = 256
 MAX_LOGPROBS = 20
@@ -293,6 +294,11 @@ def the_rest() -> Iterator[Poison]:
     for value in (5, b"salt", True, ["salt"], {}, SURROGATE, Odd()):
         yield field("cache_salt", value, Harm.DEAF)
     yield field("cache_salt", "", Harm.NONE)
+    for value in ("traceparent", 5, True, [["a", "b"]], Odd()):
+        yield field("trace_headers", value, Harm.DEAF)
+    for item in (1, None, True, [1], SURROGATE):
+        yield asked(f"a trace header is {item!r}", "trace_headers['a']", item, Harm.DEAF, trace_headers={"a": item})
+    yield asked("a trace header has a number for a name", "trace_headers", 1, Harm.DEAF, trace_headers={1: "a"})
     for value in ("", "x" * 257):
         yield field("request_id", value, Harm.NONE)
     for value in (5, b"id", True, ["id"]):
@@ -305,12 +311,21 @@ def the_rest() -> Iterator[Poison]:
         yield Poison(f"the request is {value!r:.20}", value, "request", value, Harm.UNSENDABLE)
 
 
+def forms() -> Iterator[Poison]:
+    """``structured_outputs``, for engines of which no backend is known."""
+    for value in ("json", 5, True, [1], {"regex": "a", "json_object": True}):
+        yield sampled("structured_outputs", value)
+    yield sampled("structured_outputs", {"json": {}}, Harm.ANSWERED)
+    yield sampled("structured_outputs", StructuredOutputs(regex="a"), Harm.UNSENDABLE)
+
+
 POISONS: tuple[Poison, ...] = (
     *numbers(),
     *numbers_that_decode(),
     *token_lists(),
     *biases(),
     *bad_words(),
+    *forms(),
     *prompts(),
     *the_rest(),
 )

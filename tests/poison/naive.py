@@ -21,5 +21,7 @@ def add(request: EngineCoreRequest) -> bytes:
         params = {COMPUTED.get(field.name, field.name): value for field, value in given if value is not field.default}
     head = [request.request_id or "a#1", request.prompt_token_ids, None, params, None, request.arrival_time, None]
     tail = [request.cache_salt, None, None, None, 0, 0, request.priority]
+    if request.trace_headers is not None:
+        tail.append(request.trace_headers)
     payload: bytes = msgpack.packb([*head, *tail])
     return payload

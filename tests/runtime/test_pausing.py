@@ -18,7 +18,7 @@ from lockstep_trio.errors import (
     RequestRejected,
     UtilityFailed,
 )
-from lockstep_trio.testing.rank_model import Add, Pause, Resume, StartWave
+from lockstep_trio.testing.rank_model import Add, Call, Pause, Resume, StartWave
 from runtime.kit import Outcome, Rig, ask, follow, read, rest, rig, tokens
 
 
@@ -48,11 +48,12 @@ async def followed(r: Rig, nursery: trio.Nursery, steps: int, rank: int | None =
     return outcome
 
 
-def answer_pause(r: Rig, rank: int, failure: str | None) -> None:
-    """A rank answers the pause without having paused."""
-    [call_id] = [each.call_id for each in r.sent(rank) if isinstance(each, Pause)]
+def answer(r: Rig, rank: int, failure: str | None = None, result: object = None) -> None:
+    """A rank answers the last call that it was sent, and does nothing about it."""
+    call = r.sent(rank)[-1]
+    assert isinstance(call, Pause | Resume | Call)
     r.sim.ranks[rank].arrived.clear()
-    r.say(rank, utility=[call_id, failure, None if failure else [None, None]])
+    r.say(rank, utility=[call.call_id, failure, None if failure else [None, result]])
 
 
 LOCKSTEP = pytest.mark.parametrize("lockstep", [True, False])
@@ -219,7 +220,10 @@ async def test_ranks_that_all_refuse_change_nothing(nursery: trio.Nursery) -> No
         paused = Doing(nursery, r.group.pause)
         await rest()
         for rank in (0, 1):
-            answer_pause(r, rank, "no")
+            answer(r, rank, "no")
+        await rest()
+        for rank in (0, 1):
+            answer(r, rank, result=False)  # whether it is paused
         await rest()
         assert isinstance(paused.error, UtilityFailed)
         assert r.group.statistics().state.pause is PausePhase.WORKING
@@ -234,8 +238,10 @@ async def test_a_lockstep_group_of_which_some_refuse_is_lost(nursery: trio.Nurse
         await rest()
         waiting = Doing(nursery, lambda: r.group.submit(ask(1)))
         await rest()
-        answer_pause(r, 0, None)
-        answer_pause(r, 1, "no")
+        answer(r, 0)
+        answer(r, 1, "no")
+        await rest()
+        answer(r, 1, result=False)
         await rest()
         assert isinstance(paused.error, GroupFailed)
         assert (paused.error.fault.rank, paused.error.fault.kind) == (1, FaultKind.DISAGREED)
@@ -246,7 +252,7 @@ async def test_an_independent_rank_that_refuses_alone_is_lost_alone(nursery: tri
     async with rig(2, nursery=nursery, lockstep=False) as r:
         paused = Doing(nursery, r.group.pause)
         await rest()
-        answer_pause(r, 1, "no")
+        answer(r, 1, "no")
         await r.settle()
         assert paused.over
         assert paused.error is None
@@ -344,3 +350,161 @@ async def test_what_is_out_of_range_is_refused_before_anything_is_sent(
             await call(r.group)
         assert caught.value.field == field
         assert r.sent(0) == []
+
+
+async def test_ranks_that_fail_after_they_have_paused_are_known_to_be_paused_and_can_be_resumed(
+    nursery: trio.Nursery,
+) -> None:
+    async with rig(2, nursery=nursery) as r:
+        paused = Doing(nursery, r.group.pause)
+        await rest()
+        for rank in (0, 1):  # as if a cache could not be cleared
+            answer(r, rank, "Failed to reset the KV connector cache.")
+        await rest()
+        for rank in (0, 1):
+            answer(r, rank, result=True)
+        await rest()
+        assert isinstance(paused.error, UtilityFailed)
+        assert set(paused.error.failures) == {0, 1}
+        assert r.group.statistics().state.pause is PausePhase.PAUSED
+        resumed = Doing(nursery, r.group.resume)
+        await rest()
+        assert r.kinds(0)[-1] == "Resume"
+        for rank in (0, 1):
+            answer(r, rank)
+        await rest()
+        assert resumed.over
+        assert r.group.statistics().state.pause is PausePhase.WORKING
+
+
+async def test_a_lockstep_rank_that_failed_but_says_that_it_is_paused_is_in_step(nursery: trio.Nursery) -> None:
+    async with rig(2, nursery=nursery) as r:
+        paused = Doing(nursery, r.group.pause)
+        await rest()
+        answer(r, 0)
+        answer(r, 1, "something else went wrong")
+        await rest()
+        answer(r, 1, result=True)
+        await rest()
+        assert paused.over
+        assert paused.error is None
+        assert r.group.statistics().state.pause is PausePhase.PAUSED
+
+
+@pytest.mark.parametrize("said", [None, "perhaps"])
+async def test_ranks_whose_state_cannot_be_found_out_are_lost(nursery: trio.Nursery, said: object) -> None:
+    async with rig(2, nursery=nursery) as r:
+        paused = Doing(nursery, r.group.pause)
+        await rest()
+        for rank in (0, 1):
+            answer(r, rank, "no")
+        await rest()
+        for rank in (0, 1):
+            answer(r, rank, result=said)
+        await rest()
+        assert isinstance(paused.error, GroupFailed)
+        assert paused.error.fault.kind is FaultKind.DISAGREED
+
+
+async def test_an_unreadable_message_of_an_independent_rank_is_not_taken_for_a_refusal(nursery: trio.Nursery) -> None:
+    async with rig(1, nursery=nursery, lockstep=False) as r:
+        paused = Doing(nursery, r.group.pause)
+        await rest()
+        r.sim.ports[0].send((b"\xc1",))
+        await r.settle()  # it does pause, and says so when it is asked
+        assert r.group.statistics().state.pause is PausePhase.PAUSED
+        assert isinstance(paused.error, UtilityFailed)
+        resumed = Doing(nursery, r.group.resume)
+        await r.settle()
+        assert resumed.over
+        assert resumed.error is None
+
+
+async def test_an_independent_rank_that_shuts_down_need_not_pause(nursery: trio.Nursery) -> None:
+    async with rig(2, nursery=nursery, lockstep=False) as r:
+        reader = await followed(r, nursery, 3, rank=1)
+        paused = Doing(nursery, r.group.pause)
+        await rest()
+        answer(r, 1, "Server shutting down")
+        await r.settle()
+        assert paused.over
+        assert paused.error is None
+        assert r.group.fault is None
+        assert reader.error is None
+
+
+async def test_submits_that_were_cancelled_while_they_waited_hold_no_place(nursery: trio.Nursery) -> None:
+    async with rig(2, nursery=nursery, max_in_flight=2) as r:
+        Doing(nursery, r.group.pause)
+        await r.settle()
+        for _ in range(2):
+            waiting = Doing(nursery, lambda: r.group.submit(ask(1)))
+            await rest()
+            waiting.scope.cancel()
+            await rest()
+        last = Doing(nursery, lambda: r.group.submit(ask(1)))
+        await rest()
+        assert last.error is None
+        Doing(nursery, r.group.resume)
+        await r.settle()
+        assert await read(last.value) == tokens(1)
+
+
+async def test_a_lost_group_says_so_instead_of_having_nothing_to_do(nursery: trio.Nursery) -> None:
+    async with rig(2, nursery=nursery) as r:
+        r.sim.kill(0)
+        await rest()
+        for call in (r.group.resume, r.group.wake_up, r.group.pause):
+            with pytest.raises(GroupFailed):
+                await call()
+
+
+async def test_the_ranks_that_answered_are_not_blamed_for_the_loss_of_another(nursery: trio.Nursery) -> None:
+    async with rig(3, nursery=nursery) as r:
+        stream = await r.group.submit(ask(9, rank=2))
+        paused = Doing(nursery, r.group.pause)
+        await rest()
+        answer(r, 0)
+        await rest()
+        r.sim.kill(1)
+        await rest()
+        assert isinstance(paused.error, GroupFailed)
+        assert paused.error.fault.rank == 1
+        assert [each.fault is not None for each in r.coordinator.drivers] == [False, True, False]
+        assert r.kinds(2)[-1] == "Drop"
+        await stream.aclose()
+
+
+async def test_after_a_partial_refusal_nothing_more_is_sent(nursery: trio.Nursery) -> None:
+    async with rig(2, nursery=nursery) as r:
+        calls = []
+        for each in (r.group.pause, r.group.resume):
+            calls.append(Doing(nursery, each))
+            await rest()
+        waiting = Doing(nursery, lambda: r.group.submit(ask(1)))
+        await rest()
+        answer(r, 0)
+        answer(r, 1, "no")
+        await rest()
+        answer(r, 1, result=False)
+        await rest()
+        assert all(isinstance(each.error, GroupFailed) for each in (*calls, waiting))
+        assert not any(isinstance(each, Add | Resume) for rank in (0, 1) for each in r.sent(rank))
+
+
+@pytest.mark.parametrize("limit", [-1.0, float("nan")])
+async def test_a_time_limit_that_is_none_begins_nothing(nursery: trio.Nursery, limit: float) -> None:
+    async with rig(2, nursery=nursery) as r:
+        with pytest.raises(ValueError, match=r"timeout|nan|NaN|non-negative"):
+            await r.group.pause(timeout=limit)
+        await rest()
+        assert r.sent(0) == []
+
+
+async def test_who_sleeps_already_is_not_told_again(nursery: trio.Nursery) -> None:
+    async with rig(2, nursery=nursery) as r:
+        for _ in range(2):
+            asleep = Doing(nursery, lambda: r.group.sleep(1))
+            await r.settle()
+            assert asleep.over
+        assert r.kinds(0).count("Pause") == 1

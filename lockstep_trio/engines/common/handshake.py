@@ -256,7 +256,8 @@ class StatusHandshake(abc.ABC):
         slot.stage = stage
 
     def _ask(self, slot: _Slot) -> None:
-        if slot.stage is Stage.UP and slot.questions is None:
+        # Again with each READY and registration: the last ones may have been words of a process that was replaced.
+        if slot.stage is Stage.UP and (slot.questions is None or not slot.questions.answered):
             slot.questions = self._questions(slot.told)
 
     def _questions(self, told: Mapping[str, object]) -> Questions | None:

@@ -86,9 +86,7 @@ def _headers(headers: object, limits: Limits) -> dict[str, str]:
     need_field("trace_headers", headers, limits)
     if not isinstance(headers, Mapping) or len(headers) > MAX_HEADERS:
         raise reject("trace_headers", headers, f"a mapping of at most {MAX_HEADERS} strings to strings, or None")
-    return {
-        _header("a key of trace_headers", at): _header(f"trace_headers[{at!r}]", value) for at, value in headers.items()
-    }
+    return {_header("trace_headers", at): _header(f"trace_headers[{at!r}]", value) for at, value in headers.items()}
 
 
 def _header(field: str, value: object) -> str:

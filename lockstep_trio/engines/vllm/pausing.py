@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from lockstep_trio.engines.common.checks import flag, reject, text, whole
-from lockstep_trio.engines.protocol import Pause, PauseCall, PauseMode, Resume, Sleep
+from lockstep_trio.engines.protocol import AskPaused, Pause, PauseCall, PauseMode, Resume, Sleep
 from lockstep_trio.engines.vllm.version import Version, Versions
 
 PAUSE_METHODS: Final = frozenset({"pause_scheduler", "resume_scheduler", "sleep", "wake_up"})
@@ -42,6 +42,8 @@ def _method(call: PauseCall, versions: Versions) -> tuple[str, tuple[object, ...
             return "pause_scheduler", (_mode(mode), flag("clear_cache", clear_cache))
         case Resume():
             return "resume_scheduler", ()
+        case AskPaused():
+            return "is_scheduler_paused", ()
         case Sleep(level, mode):
             return "sleep", (whole("level", level, 0, 2, "0, 1 or 2"), _mode(mode))
         case _:

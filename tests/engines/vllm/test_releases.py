@@ -213,7 +213,7 @@ def test_trace_headers_are_where_the_release_has_them(version: str, place: int |
         ([("a", "b")], "trace_headers"),
         ("a", "trace_headers"),
         ({str(at): "" for at in range(65)}, "trace_headers"),
-        ({1: "b"}, "a key of trace_headers"),
+        ({1: "b"}, "trace_headers"),
         ({"a": 1}, "trace_headers['a']"),
         ({"a": None}, "trace_headers['a']"),
         ({"a": "x" * 8193}, "trace_headers['a']"),
