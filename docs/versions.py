@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lockstep_trio.engines.vllm.asking import methods_to_ask
-from lockstep_trio.engines.vllm.layout import LAST_REQUIRED, REQUEST
+from lockstep_trio.engines.vllm.layout import LAST_REQUIRED, REQUEST, first_with
+from lockstep_trio.engines.vllm.multimodal import IN_ONE, NAMED_FIELDS, NAMED_SETTINGS
 from lockstep_trio.engines.vllm.pausing import IN_LOCKSTEP, TELLS_IF_AWAKE, WITH_MODE
+from lockstep_trio.engines.vllm.pooling import POOLING, TASKS
 from lockstep_trio.engines.vllm.sampling import ALL_LOGPROBS
 from lockstep_trio.engines.vllm.structured import FAILS_ALONE
 from lockstep_trio.engines.vllm.version import NEWEST, OLDEST, SUPPORTED, Version
 
 PAGE = Path(__file__).parent / "reference" / "vllm-versions.md"
 
+
+def released(field: str) -> Version:
+    """The first release that has a field of requests."""
+    version = first_with(field)
+    assert version is not None, field
+    return version
+
+
 SINCE: dict[str, Version] = {
     "`SamplingParams(logprobs=-1)`, all of the vocabulary": ALL_LOGPROBS,
     "`StructuredOutputs`, of which one that does not compile fails alone": FAILS_ALONE,
+    "`EngineCoreRequest(trace_headers=...)`": released("trace_headers"),
+    "`EngineCoreRequest(prompt_embeds=...)`": released("prompt_embeds"),
+    "the same with token ids between": released("prompt_is_token_ids"),
+    "`EngineCoreRequest(session_id=...)`": released("session_id"),
     "`Group.pause`, `resume`, `sleep`, `wake_up` on independent ranks": WITH_MODE,
     "the same on ranks in lockstep": IN_LOCKSTEP,
     "`Group.wake_up(tags=...)`": TELLS_IF_AWAKE,
@@ -54,9 +68,30 @@ thread that reads requests. An array may stop behind the required fields. Where 
 they have in common from the first field on is sent."""
 
 
+TASKS_OF = """## Pooling tasks
+
+What `PoolingParams(task=...)` may be, if it is also among `VllmProtocol(tasks=...)`."""
+
+POOLED = """### Positions in `PoolingParams`
+
+An array too, of which nothing is required."""
+
+FEATURES_OF = """## Multimodal features
+
+Every release takes them, each in its own writing."""
+
+
 def number(version: Version) -> str:
     """As people write it."""
     return ".".join(map(str, version))
+
+
+WRITTEN = [
+    ["items, hashes and places in an array each", number(OLDEST)],
+    ["one map for each feature", number(IN_ONE)],
+    ["the settings of its arrays by name, `keep_on_cpu` among them", number(NAMED_SETTINGS)],
+    ["its arrays by name", number(NAMED_FIELDS)],
+]
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -66,16 +101,14 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def layouts() -> str:
+def layouts(of: Mapping[Version, tuple[str, ...]], *more: Iterable[str]) -> str:
     """A row per field, those that most releases have first; a column per layout."""
-    fields = list(dict.fromkeys(name for names in REQUEST.values() for name in names))
-    since = [number(version) for version in REQUEST]
+    fields = list(dict.fromkeys(name for names in of.values() for name in names))
     rows = [
-        [f"`{field}`", *(str(names.index(field)) if field in names else "" for names in REQUEST.values())]
-        for field in sorted(fields, key=lambda field: -sum(field in names for names in REQUEST.values()))
+        [f"`{field}`", *(str(names.index(field)) if field in names else "" for names in of.values())]
+        for field in sorted(fields, key=lambda field: -sum(field in names for names in of.values()))
     ]
-    required = ["required", *(str(names.index(LAST_REQUIRED) + 1) for names in REQUEST.values())]
-    return table(["field", *(f"from {each}" for each in since)], [*rows, required])
+    return table(["field", *(f"from {number(version)}" for version in of)], [*rows, *more])
 
 
 def page() -> str:
@@ -86,7 +119,14 @@ def page() -> str:
         [[v, words, ", ".join(f"`{each}`" for each in methods) or "nothing"] for v, words, methods in asked],
     )
     since = table(["feature", "from"], [[name, number(version)] for name, version in SINCE.items()])
-    return "\n\n".join([INTRODUCTION, told, FEATURES, since, POSITIONS, layouts()])
+    required = ["required", *(str(names.index(LAST_REQUIRED) + 1) for names in REQUEST.values())]
+    tasks = list(dict.fromkeys(task for tasks in TASKS.values() for task in tasks))
+    known = table(
+        ["task", *(f"from {number(version)}" for version in TASKS)],
+        [[f"`{task}`", *("yes" if task in each else "" for each in TASKS.values())] for task in tasks],
+    )
+    parts = [INTRODUCTION, told, FEATURES, since, POSITIONS, layouts(REQUEST, required), TASKS_OF, known]
+    return "\n\n".join([*parts, POOLED, layouts(POOLING), FEATURES_OF, table(["what", "from"], WRITTEN)])
 
 
 if __name__ == "__main__":

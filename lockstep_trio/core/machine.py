@@ -81,7 +81,7 @@ from .wave import ExactWake, NoWaves, Start, WaveAction, WaveRule
 WaveMethod: TypeAlias = Callable[[int, int], tuple[WaveAction, ...]]
 
 DEFAULT_MAX_IN_FLIGHT = 65_536
-DEFAULT_OUTBOX_LIMIT = 64 * 1024 * 1024
+DEFAULT_OUTBOX_LIMIT = 256 * 1024 * 1024
 
 
 @final

@@ -7,6 +7,7 @@ the release that it claims to be, see ``releases``.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -40,6 +41,10 @@ LENGTH = 1
 """``FinishReason.LENGTH``."""
 ABORT = 2
 """``FinishReason.ABORT``."""
+STOP = 0
+"""``FinishReason.STOP``."""
+POOLED = ["float32", [2], msgpack.ExtType(3, struct.pack("2f", 0.5, -0.5))]
+"""What every prompt that is pooled comes to."""
 LOG_LIMIT = 100_000
 """Messages that a rank keeps in its log; the oldest half is forgotten when there would be more."""
 VOCABULARY = 256
@@ -56,6 +61,8 @@ class Job:
 
     last_token: int
     emitted: int = 0
+    pooled: bool = False
+    """It makes one output without tokens."""
 
     def next_token(self) -> int:
         """Depends on prompt and position alone, so that two ranks can be compared token by token."""
@@ -102,6 +109,8 @@ class EngineRank:
         self.counts: Counter[str] = Counter()
         """How many messages have come in, by kind."""
         self.steps = 0
+        self.adapters: dict[int, None] = {}
+        """The numbers of those that it has loaded, in that order."""
         self.faults = Faults()
         """What it does wrong."""
         self._version = version
@@ -177,8 +186,8 @@ class EngineRank:
                 wire_id, prompt, sampling = payload[0], payload[1], payload[sampling_at]
                 if type(payload[arrival_at]) is not float:
                     raise ValueError(f"a request of another release would kill the input thread of {self._version}")
-                self._jobs[wire_id] = Job(prompt[-1])
-                return Add(wire_id, sampling["max_tokens"])
+                self._jobs[wire_id] = Job(0 if prompt is None else prompt[-1], pooled=sampling is None)
+                return Add(wire_id, 1 if sampling is None else sampling["max_tokens"])
             case b"\x01":
                 return Drop(tuple(payload))
             case b"\x02":
@@ -272,7 +281,10 @@ class EngineRank:
     def _output(self, out: Out) -> list[Any]:
         if out.aborted:
             return [out.wire_id, [], None, None, None, ABORT, *self._tail]
-        token = self._jobs[out.wire_id].next_token()
+        job = self._jobs[out.wire_id]
+        if job.pooled:
+            return [out.wire_id, [], None, None, POOLED, STOP, *self._tail]
+        token = job.next_token()
         return [out.wire_id, [token], None, None, None, LENGTH if out.final else None, *self._tail]
 
     def _stats(self) -> dict[str, Any]:
@@ -303,19 +315,22 @@ class EngineRank:
         elif self.faults.refuse and not of_mocks:
             failure, result = "Server shutting down", None
         else:
-            failure, result = self._reply(method, len(args))
+            failure, result = self._reply(method, args)
         self._send(self.message(utility=[call_id, failure, result]))
         if method == INJECT:  # behind the reply, which is not to suffer
             self.faults = Faults(**args[0])
             self.sent += [(junk,) for junk in self.faults.junk]
 
-    def _reply(self, method: str, arguments: int) -> tuple[str | None, Any]:
+    def _reply(self, method: str, args: Sequence[Any]) -> tuple[str | None, Any]:
         """(failure, result) of a utility call."""
         answers: dict[str, Callable[[], Any]] = {
             "is_sleeping": lambda: self.model.frozen is not None,
             "is_scheduler_paused": lambda: self.model.frozen is not None,
             "wake_up": lambda: True,
             "get_supported_tasks": lambda: ["generate"],
+            "add_lora": lambda: self._load(args[0][1]),
+            "remove_lora": lambda: self.adapters.pop(args[0], None) is not None,
+            "list_loras": lambda: list(self.adapters),
             INJECT: lambda: None,
             "mock_counts": lambda: dict(self.counts),
             "mock_log": lambda: [[type(message).__name__, *attrs.astuple(message)] for message in self.log],
@@ -327,11 +342,17 @@ class EngineRank:
             },
         }
         if method not in answers or not method.startswith("mock_"):
-            refused = releases.refusal(method, arguments, self._release, coordinated=self.lockstep)
+            refused = releases.refusal(method, len(args), self._release, coordinated=self.lockstep)
             if refused is not None:
                 return refused, None
         result = answers[method]() if method in answers else None
         return None, result if self._release < (0, 10, 1) else [None, result]
+
+    def _load(self, number: int) -> bool:
+        """Whether it was not there."""
+        new = number not in self.adapters
+        self.adapters[number] = None
+        return new
 
     def message(
         self,

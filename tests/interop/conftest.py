@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from interop.environment import Environment, locate
+from interop.environment import DEFAULT_VERSION, Environment, locate
 from interop.group import VllmGroup, free_port
 from interop.host import GroupHost
 from interop.judge import Judge
+from interop.release_judge import ReleaseJudge
+from interop.releases import RELEASES, find
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +41,23 @@ def host(engine: VllmGroup) -> Iterator[GroupHost]:
     """The group that those two ranks make, up and open."""
     with GroupHost(engine) as host:
         yield host
+
+
+@pytest.fixture(scope="session", params=[*RELEASES, DEFAULT_VERSION])
+def release(request: pytest.FixtureRequest) -> str:
+    """Each release with a layout of its own, and the one that is run."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def release_judge(release: str) -> Iterator[ReleaseJudge]:
+    """The message classes of that release; of session scope, so that the tests of all modules share a judge."""
+    found = find(release)
+    if found is None:
+        pytest.skip("its wheel is not there: python tests/interop/releases.py --ensure")
+    with ReleaseJudge(found) as judge:
+        judge.version()
+        yield judge
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 try:
@@ -35,6 +36,7 @@ class _ReleaseCodec(Codec):
     def __init__(self) -> None:
         for name in ("gguf", "gguf.constants", "gguf.quants"):
             sys.modules[name] = _Stub(name)
+        import torch  # type: ignore[import-not-found, unused-ignore]
         from vllm.v1.engine import (  # type: ignore[import-not-found, unused-ignore]
             EngineCoreOutput,
             EngineCoreOutputs,
@@ -50,8 +52,12 @@ class _ReleaseCodec(Codec):
             if hasattr(value, "__struct_fields__"):
                 return {name: named(getattr(value, name)) for name in value.__struct_fields__}
             if dataclasses.is_dataclass(value):
-                return {field.name: named(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            if isinstance(value, dict):
+                parts = {field.name: named(getattr(value, field.name)) for field in dataclasses.fields(value)}
+                return {"class": type(value).__name__, **parts}
+            if isinstance(value, torch.Tensor):
+                raw = value.contiguous().view(-1).view(torch.uint8).tolist() if value.numel() else []
+                return {"dtype": str(value.dtype), "shape": list(value.shape), "data": bytes(raw).hex()}
+            if isinstance(value, Mapping):
                 return {str(key): named(item) for key, item in value.items()}
             if isinstance(value, list | tuple | set | frozenset):
                 return [named(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]

@@ -26,8 +26,8 @@ except ImportError:  # run by itself
     from environment import Environment, home, locate  # type: ignore[import-not-found, no-redef, unused-ignore]
 
 RELEASES = (
-    *("0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.12.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.20.0", "0.20.1"),
-    *("0.21.0", "0.24.0", "0.26.0", "0.28.0", "0.29.0", "0.31.0"),
+    *("0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.11.1", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0"),
+    *("0.18.0", "0.19.0", "0.20.0", "0.20.1", "0.21.0", "0.24.0", "0.26.0", "0.28.0", "0.29.0", "0.31.0"),
 )
 """The first with each layout of a request or an output, and a few between. 0.33 has no wheel for CPUs."""
 
@@ -55,9 +55,11 @@ def place(version: str) -> Path:
     return home() / "vllm-releases" / version
 
 
-def find(version: str) -> Release | None:
-    """A release that is there."""
+def find(version: str) -> Release | Environment | None:
+    """A release that is there; of the one that is run, its environment."""
     environment = locate()
+    if environment is not None and version == environment.version:
+        return environment
     if environment is None or not place(version).is_dir():
         return None
     return Release(place(version), environment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from interop.judge import Refused
 from interop.release_judge import ReleaseJudge
-from interop.releases import RELEASES, find
 from lockstep_trio import EngineCoreRequest, FinishReason, RequestRejected, SamplingParams, VllmProtocol
 from lockstep_trio.engines.protocol import RankInfo
 from lockstep_trio.engines.vllm import StructuredOutputs, VllmSession
@@ -26,21 +24,6 @@ def session_of(version: str) -> VllmSession:
     return VllmProtocol(version=version, vocab_size=256).session([info])
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def release(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def judge(release: str) -> Iterator[ReleaseJudge]:
-    found = find(release)
-    if found is None:
-        pytest.skip("its wheel is not there: python tests/interop/releases.py --ensure")
-    with ReleaseJudge(found) as judge:
-        judge.version()
-        yield judge
-
-
 def same(mine: object, theirs: object) -> bool:
     return mine == theirs or (isinstance(mine, tuple) and list(mine) == theirs)
 
@@ -48,7 +31,7 @@ def same(mine: object, theirs: object) -> bool:
 @given(valid_requests())
 @settings(max_examples=40, deadline=None)
 def test_what_is_valid_reaches_the_classes_of_that_release(
-    judge: ReleaseJudge, release: str, drawn: EngineCoreRequest
+    release_judge: ReleaseJudge, release: str, drawn: EngineCoreRequest
 ) -> None:
     try:
         kind, *frames = session_of(release).encode_add(drawn, "a#1")
@@ -56,7 +39,7 @@ def test_what_is_valid_reaches_the_classes_of_that_release(
         assert refused.field in ("sampling.logprobs", "sampling.prompt_logprobs"), refused
         return
     assert kind == b"\x00"
-    value = judge.decode("add", [bytes(frame) for frame in frames])
+    value = release_judge.decode("add", [bytes(frame) for frame in frames])
     assert value["request_id"] == "a#1"
     assert value["prompt_token_ids"] == list(drawn.prompt_token_ids)
     assert (value["cache_salt"], value["priority"]) == (drawn.cache_salt, drawn.priority)
@@ -75,9 +58,11 @@ def test_what_is_valid_reaches_the_classes_of_that_release(
         assert sampling["_eos_token_id"] == eos
 
 
-def test_the_last_field_that_may_be_sent_is_where_that_release_has_it(judge: ReleaseJudge, release: str) -> None:
+def test_the_last_field_that_may_be_sent_is_where_that_release_has_it(
+    release_judge: ReleaseJudge, release: str
+) -> None:
     _, payload = session_of(release).encode_add(EngineCoreRequest([1, 2], priority=-7), "x")
-    assert judge.decode("add", [bytes(payload)])["priority"] == -7
+    assert release_judge.decode("add", [bytes(payload)])["priority"] == -7
 
 
 FORMS = [
@@ -92,13 +77,13 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
 def test_the_form_of_an_output_is_read_with_its_backend(
-    judge: ReleaseJudge, release: str, form: StructuredOutputs
+    release_judge: ReleaseJudge, release: str, form: StructuredOutputs
 ) -> None:
     protocol = VllmProtocol(version=release, structured_outputs="guidance", trust_grammars=True)
     session = protocol.session([RankInfo(0, data_parallel_size=1, max_model_len=512)])
     params = SamplingParams(structured_outputs=form)
     [_, payload] = session.encode_add(EngineCoreRequest([1], params), "a")
-    sampling = judge.decode("add", [bytes(payload)])["sampling_params"]
+    sampling = release_judge.decode("add", [bytes(payload)])["sampling_params"]
     read = sampling.get("structured_outputs") or sampling["guided_decoding"]
     assert read.get("_backend", read.get("backend")) == "guidance"
     name = next(each for each in ("regex", "grammar", "json_object", "structural_tag", "choice", "json") if read[each])
@@ -106,11 +91,11 @@ def test_the_form_of_an_output_is_read_with_its_backend(
     assert read[name] == (json.dumps(given) if name == "json" else given)
 
 
-def test_another_layout_is_refused_so_this_test_could_fail(judge: ReleaseJudge, release: str) -> None:
+def test_another_layout_is_refused_so_this_test_could_fail(release_judge: ReleaseJudge, release: str) -> None:
     other = "0.33.0" if tuple(map(int, release.split("."))) < (0, 17, 0) else "0.16.0"
     _, payload = session_of(other).encode_add(EngineCoreRequest([1, 2], SamplingParams(eos_token_id=3)), "x")
     with pytest.raises(Refused):
-        judge.decode("add", [bytes(payload)])
+        release_judge.decode("add", [bytes(payload)])
 
 
 ROWS = st.fixed_dictionaries(
@@ -127,10 +112,12 @@ ROWS = st.fixed_dictionaries(
 @given(st.lists(ROWS, max_size=3), st.none() | st.integers(0, 2**40), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_what_that_release_says_is_read(
-    judge: ReleaseJudge, release: str, rows: list[dict[str, Any]], wave: int | None, utility: bool
+    release_judge: ReleaseJudge, release: str, rows: list[dict[str, Any]], wave: int | None, utility: bool
 ) -> None:
     session = session_of(release)
-    batch = session.decode(judge.encode("outputs", {"outputs": rows, "wave_complete": wave, "utility": utility}))
+    batch = session.decode(
+        release_judge.encode("outputs", {"outputs": rows, "wave_complete": wave, "utility": utility})
+    )
     assert not batch.damage
     assert (batch.wave_done, batch.utility is not None) == (wave, utility)
     assert len(batch.outputs) == len(rows)

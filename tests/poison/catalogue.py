@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from lockstep_trio import EngineCoreRequest, SamplingParams
-from lockstep_trio.engines.vllm import StructuredOutputs
+from lockstep_trio.engines.vllm import LoRA, StructuredOutputs
 
 VOCABULARY = 256
 MAX_LOGPROBS = 20
@@ -274,11 +274,12 @@ def prompts() -> Iterator[Poison]:
         yield prompt(value, name, value, Harm.UNSENDABLE)
 
 
+def field(name: str, value: object, harm: Harm) -> Poison:
+    return asked(f"{name} is {value!r:.40}", name, value, harm, **{name: value})
+
+
 def the_rest() -> Iterator[Poison]:
     """All that is neither prompt nor sampling."""
-
-    def field(name: str, value: object, harm: Harm) -> Poison:
-        return asked(f"{name} is {value!r:.40}", name, value, harm, **{name: value})
 
     yield attrs.evolve(field("sampling", None, Harm.ANSWERED), seen=True)
     yield field("sampling", {"max_tokens": 5}, Harm.NONE)
@@ -319,7 +320,23 @@ def forms() -> Iterator[Poison]:
     yield sampled("structured_outputs", StructuredOutputs(regex="a"), Harm.UNSENDABLE)
 
 
+def carried() -> Iterator[Poison]:
+    """What engines do not take unless the caller said that they do."""
+    for value in (5, "sql", ["sql"], {"name": "sql"}, True):
+        yield field("lora", value, Harm.DEAF)
+    yield field("lora", LoRA("sql", 1, "/sql"), Harm.UNSENDABLE)
+    for name in ("pooling", "prompt_embeds", "prompt_is_token_ids", "mm_features"):
+        for value in (5, "x", True):
+            yield field(name, value, Harm.DEAF)
+    yield field("mm_features", [5], Harm.DEAF)
+    for value in (5, ["a"], True):
+        yield field("session_id", value, Harm.DEAF)
+    yield field("session_id", "", Harm.NONE)
+    yield field("session_id", "x" * 257, Harm.NONE)
+
+
 POISONS: tuple[Poison, ...] = (
+    *carried(),
     *numbers(),
     *numbers_that_decode(),
     *token_lists(),

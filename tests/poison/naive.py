@@ -19,9 +19,10 @@ def add(request: EngineCoreRequest) -> bytes:
     if isinstance(params, SamplingParams):
         given = ((field, getattr(params, field.name)) for field in attrs.fields(SamplingParams))
         params = {COMPUTED.get(field.name, field.name): value for field, value in given if value is not field.default}
-    head = [request.request_id or "a#1", request.prompt_token_ids, None, params, None, request.arrival_time, None]
-    tail = [request.cache_salt, None, None, None, 0, 0, request.priority]
-    if request.trace_headers is not None:
-        tail.append(request.trace_headers)
-    payload: bytes = msgpack.packb([*head, *tail])
+    array: list[Any] = [request.request_id or "a#1", request.prompt_token_ids, request.mm_features or None, params]
+    array += [request.pooling, request.arrival_time, request.lora, request.cache_salt, None]
+    array += [request.prompt_embeds, request.prompt_is_token_ids, 0, 0, request.priority]
+    if request.trace_headers is not None or request.session_id is not None:
+        array += [request.trace_headers, False, None, None, None, False, request.session_id]
+    payload: bytes = msgpack.packb(array)
     return payload

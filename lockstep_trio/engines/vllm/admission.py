@@ -20,13 +20,20 @@ from typing import Final, final
 import attrs
 
 from lockstep_trio.engines.common.admission import check_prompt, check_rank, check_request_id
+from lockstep_trio.engines.protocol import Frame
 from lockstep_trio.engines.vllm.checks import Limits, real, reject, text, whole
-from lockstep_trio.engines.vllm.layout import first_with
+from lockstep_trio.engines.vllm.embeds import check_embeds
+from lockstep_trio.engines.vllm.fields import need_field
+from lockstep_trio.engines.vllm.frames import AuxFrames
+from lockstep_trio.engines.vllm.lora import check_lora
+from lockstep_trio.engines.vllm.multimodal import check_features
+from lockstep_trio.engines.vllm.pooling import GENERATE, check_pooling
 from lockstep_trio.engines.vllm.request import EngineCoreRequest, SamplingParams
 from lockstep_trio.engines.vllm.sampling import check_sampling
 
 MAX_HEADERS: Final = 64
 MAX_HEADER_CHARS: Final = 8192
+MAX_SESSION_CHARS: Final = 256
 
 
 @final
@@ -34,11 +41,10 @@ MAX_HEADER_CHARS: Final = 8192
 class Admitted:
     """A request in the wire's own types, nothing about it left to check."""
 
-    prompt: Sequence[int]
-    sampling: dict[str, object]
-    """The sampling map as sent."""
-    more: dict[str, object]
-    """Every other field of the request that is not left at its default, by its name there."""
+    fields: dict[str, object]
+    """Every field that is not left at its default, by its name in ``EngineCoreRequest``; but for the id."""
+    aux: Sequence[Frame] = ()
+    """The arrays that its message carries behind it."""
 
 
 def admit(request: EngineCoreRequest, limits: Limits) -> Admitted:
@@ -47,23 +53,48 @@ def admit(request: EngineCoreRequest, limits: Limits) -> Admitted:
     Raises:
         RequestRejected: With the field, the value and the limit.
     """
-    # A prompt of exactly max_model_len leaves no room for a token and kills the engine.
-    prompt = check_prompt(request.prompt_token_ids, limits.token_bound, limits.max_model_len, 1)
+    aux = AuxFrames()
+    room = 1 if request.pooling is None else 0
+    if request.prompt_embeds is None and request.prompt_is_token_ids is None:
+        # A prompt of exactly max_model_len leaves no room for a token and kills the engine.
+        prompt = check_prompt(request.prompt_token_ids, limits.token_bound, limits.max_model_len, room)
+        length = len(prompt)
+        fields: dict[str, object] = {"prompt_token_ids": prompt}
+    else:
+        length, fields = check_embeds(request, limits, room, aux)
+    fields |= _task(request, length, limits)
+    fields["arrival_time"] = real("arrival_time", request.arrival_time, -math.inf, math.inf, "a finite number")
+    if (salt := text("cache_salt", request.cache_salt, None)) is not None:
+        fields["cache_salt"] = salt
+    if priority := _priority(request.priority, limits):
+        fields["priority"] = priority
+    if request.trace_headers is not None:
+        fields["trace_headers"] = _headers(request.trace_headers, limits)
+    if request.lora is not None:
+        fields["lora_request"] = check_lora("lora", request.lora, limits)
+    if request.mm_features != ():
+        fields |= check_features("mm_features", request.mm_features, length, limits, aux)
+    if request.session_id is not None:
+        need_field("session_id", request.session_id, limits)
+        fields["session_id"] = text("session_id", request.session_id, MAX_SESSION_CHARS)
+    return Admitted(fields, aux.frames)
+
+
+def _task(request: EngineCoreRequest, length: int, limits: Limits) -> dict[str, object]:
+    """What to do with the prompt."""
+    if request.pooling is not None:
+        if request.sampling != SamplingParams():
+            raise reject("sampling", request.sampling, "left at its default where pooling is given")
+        return {"pooling_params": check_pooling("pooling", request.pooling, limits)}
+    if GENERATE not in limits.tasks:
+        raise reject("pooling", None, f"PoolingParams: the engines' tasks are {', '.join(limits.tasks) or 'none'}")
     if not isinstance(request.sampling, SamplingParams):
         raise reject("sampling", request.sampling, "SamplingParams")
-    sampling = check_sampling(request.sampling, len(prompt), limits)
-    more: dict[str, object] = {
-        "arrival_time": real("arrival_time", request.arrival_time, -math.inf, math.inf, "a finite number")
-    }
-    if (salt := text("cache_salt", request.cache_salt, None)) is not None:
-        more["cache_salt"] = salt
-    if priority := _priority(request.priority, limits):
-        more["priority"] = priority
-    if request.trace_headers is not None:
-        more["trace_headers"] = _headers(request.trace_headers, limits)
+    sampling = check_sampling(request.sampling, length, limits)
+    fields: dict[str, object] = {"sampling_params": sampling}
     if "eos_token_id" in limits.layout and "_eos_token_id" in sampling:
-        more["eos_token_id"] = sampling["_eos_token_id"]  # up to 0.16 it is read from here
-    return Admitted(prompt, sampling, more)
+        fields["eos_token_id"] = sampling["_eos_token_id"]  # up to 0.16 it is read from here
+    return fields
 
 
 def check_head(request: EngineCoreRequest) -> tuple[str | None, int | None]:
@@ -94,19 +125,3 @@ def _header(field: str, value: object) -> str:
     if checked is None:
         raise reject(field, value, "a string")
     return checked
-
-
-def need_field(field: str, value: object, limits: Limits) -> None:
-    """Refuse a field that the engines have not, or of which it is not known where they have it."""
-    if field in limits.layout:
-        return
-    since = first_with(field)
-    assert since is not None, field
-    if limits.versions.none_from(since):
-        words = f"left out: vLLM {limits.versions} does not have it, {'.'.join(map(str, since))} was the first"
-    else:
-        words = (
-            f"left out: the engines may be vLLM {limits.versions}, which differ in its place "
-            "(name the release: VllmProtocol(version=...))"
-        )
-    raise reject(field, value, words)

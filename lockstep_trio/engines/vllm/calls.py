@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar, cast, final
 
-import attrs
-
-from lockstep_trio.engines.vllm.checks import INT32, flag, reject, text, whole
+from lockstep_trio.engines.vllm.checks import flag, text
+from lockstep_trio.engines.vllm.lora import LoRA, adapter_array, number_of
 from lockstep_trio.errors import WireError
 
 T = TypeVar("T")
@@ -32,18 +31,6 @@ class Callee(Protocol):
     ) -> dict[int, object]:
         """See ``Group.call_utility``."""
         ...
-
-
-@final
-@attrs.frozen
-class LoRA:
-    """An adapter, as the engine is to know it."""
-
-    name: str
-    number: int
-    """``lora_int_id``: unique among the adapters of the engine, 1 or more."""
-    path: str
-    """Where the engine finds it."""
 
 
 @final
@@ -111,16 +98,15 @@ class VllmCalls:
 
     async def add_lora(self, lora: LoRA) -> dict[int, bool]:
         """Load an adapter. False where it was there already."""
-        array = [_name("lora.name", lora.name), _number("lora.number", lora.number), _name("lora.path", lora.path)]
-        return await self._ask(_bool, "add_lora", array)
+        return await self._ask(_bool, "add_lora", adapter_array("lora", lora))
 
     async def remove_lora(self, number: int) -> dict[int, bool]:
         """Unload an adapter. False where it was not there."""
-        return await self._ask(_bool, "remove_lora", _number("number", number))
+        return await self._ask(_bool, "remove_lora", number_of("number", number))
 
     async def pin_lora(self, number: int) -> dict[int, bool]:
         """Keep an adapter loaded, whatever others need the place."""
-        return await self._ask(_bool, "pin_lora", _number("number", number))
+        return await self._ask(_bool, "pin_lora", number_of("number", number))
 
     async def list_loras(self) -> dict[int, frozenset[int]]:
         """Numbers of the adapters that each rank has."""
@@ -159,17 +145,6 @@ def _given(*pairs: tuple[object, object]) -> list[object]:
     while args and args[-1] == pairs[len(args) - 1][1]:
         args.pop()
     return args
-
-
-def _name(field: str, value: object) -> str:
-    name = text(field, value, 4096)
-    if name is None:
-        raise reject(field, value, "a non-empty string")
-    return name
-
-
-def _number(field: str, value: object) -> int:
-    return whole(field, value, 1, INT32, f"the number of an adapter, 1 to {INT32}")
 
 
 def _bool(where: str, value: object) -> bool:

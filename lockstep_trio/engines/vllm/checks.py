@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from typing import final
 
 import attrs
@@ -34,6 +35,14 @@ class Limits:
     """Every grammar compiles, says the caller."""
     seeds: bool = True
     """Whether the engines survive a ``seed``."""
+    tasks: Sequence[str] = ("generate",)
+    """What the engines can do."""
+    adapters: Container[object] | None = None
+    """The adapters that requests may use; None if there are none."""
+    embedding_size: int | None = None
+    """Numbers per embedding; None if the engines take none."""
+    multimodal: bool = False
+    """Whether features may be sent, and fit."""
 
     @property
     def token_bound(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from lockstep_trio.engines.protocol import Frame
 from lockstep_trio.engines.vllm.admission import Admitted
 from lockstep_trio.engines.vllm.checks import reject
 from lockstep_trio.engines.vllm.layout import RequestLayout
@@ -30,19 +31,13 @@ MAX_DEPTH: Final = 32
 """Deepest nesting of a utility argument. The engine's decoder gives up at its recursion limit, and dies of it."""
 
 
-def encode_add(wire_id: str, admitted: Admitted, layout: RequestLayout) -> tuple[bytes, bytes]:
-    """An ADD.
+def encode_add(wire_id: str, admitted: Admitted, layout: RequestLayout) -> tuple[Frame, ...]:
+    """An ADD, and behind it the frames of its arrays.
 
     The array stops where the defaults begin, because what stands behind has moved often. The rank is left out on
     purpose: the socket says it.
     """
-    values = {
-        "request_id": wire_id,
-        "prompt_token_ids": admitted.prompt,
-        "sampling_params": admitted.sampling,
-        **admitted.more,
-    }
-    return ADD, pack(layout.array(values))
+    return ADD, pack(layout.array({"request_id": wire_id, **admitted.fields})), *admitted.aux
 
 
 def encode_abort(wire_ids: Sequence[str]) -> tuple[bytes, bytes]:

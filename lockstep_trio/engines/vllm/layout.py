@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import attrs
 
 from lockstep_trio.engines.vllm.version import Version, Versions
+
+T = TypeVar("T")
 
 _START: Final = "request_id prompt_token_ids"
 _MULTIMODAL: Final = "mm_hashes mm_placeholders"
@@ -105,21 +107,26 @@ CURRENT: Final = RequestLayout(REQUEST[max(REQUEST)])
 """Of the newest release."""
 
 
-def candidates(versions: Versions) -> list[tuple[str, ...]]:
-    """The layouts that these releases have."""
-    since = list(REQUEST)
+def holding(table: Mapping[Version, T], versions: Versions) -> list[T]:
+    """What a table of "first release -> entry" says of these releases: one entry or more, none twice."""
+    since = list(table)
     until = [*since[1:], None]
     return [
-        REQUEST[first]
+        table[first]
         for first, after in zip(since, until, strict=True)
         if not versions.none_from(first) and (after is None or not versions.all_from(after))
     ]
 
 
+def common(table: Mapping[Version, tuple[str, ...]], versions: Versions) -> tuple[str, ...]:
+    """What the layouts of all of these releases have in common from the first field on."""
+    columns = zip(*holding(table, versions), strict=False)
+    return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
 def request_layout(versions: Versions) -> RequestLayout | None:
-    """What all of these releases have in common from the first field on; None if that is too little for any request."""
-    columns = zip(*candidates(versions), strict=False)
-    names = tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
+    """What is certain of requests to all of these releases; None if that is too little for any request."""
+    names = common(REQUEST, versions)
     return RequestLayout(names) if LAST_REQUIRED in names else None
 
 

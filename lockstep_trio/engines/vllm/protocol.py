@@ -9,12 +9,14 @@ import attrs
 
 from lockstep_trio.engines.protocol import Batch, Frame, PauseCall, RankEndpoints, RankInfo, RequestHead
 from lockstep_trio.engines.vllm import encode, outputs, result
+from lockstep_trio.engines.vllm.adapters import Adapters
 from lockstep_trio.engines.vllm.admission import admit, check_head
 from lockstep_trio.engines.vllm.agreement import check_agreement, settle_lockstep
 from lockstep_trio.engines.vllm.checks import Limits
 from lockstep_trio.engines.vllm.handshake import VllmHandshake, identity_of
 from lockstep_trio.engines.vllm.layout import request_layout
 from lockstep_trio.engines.vllm.pausing import PAUSE_METHODS, encode_pause
+from lockstep_trio.engines.vllm.pooling import ALL_TASKS
 from lockstep_trio.engines.vllm.request import EngineCoreRequest
 from lockstep_trio.engines.vllm.result import RequestOutput
 from lockstep_trio.engines.vllm.structured import BACKENDS, Backend
@@ -143,7 +145,7 @@ class VllmSession:
 @final
 @attrs.frozen
 class VllmProtocol:
-    r"""The protocol of vLLM 0.10 to 0.33, text path. ``EngineProtocol`` of ``lockstep_trio.engines.protocol``.
+    r"""The protocol of vLLM 0.10 to 0.33. ``EngineProtocol`` of ``lockstep_trio.engines.protocol``.
 
     What the engines do not tell can be told here, and makes admission tighter: without ``vocab_size`` a token id
     beyond the vocabulary passes, and kills the group.
@@ -169,6 +171,16 @@ class VllmProtocol:
     """Whether a request may have a ``seed``. On a CPU the engine dies of one whose prompt is prefilled in more than one
     step (0.32.0, ``v1/worker/gpu_model_runner.py: _bookkeeping_sync``), which no engine tells and no request shows:
     False, unless ``--max-num-batched-tokens`` has room for all prompts at once. With a GPU there is nothing to fear."""
+    tasks: Sequence[str] = attrs.field(default=("generate",), kw_only=True)
+    """What the engines can do, as ``VllmCalls.supported_tasks`` tells it: ``generate`` to sample tokens, or the pooling
+    tasks. The group dies of another task than these."""
+    adapters: Adapters | None = attrs.field(default=None, kw_only=True)
+    """Keeps the adapters that requests may use. None: none."""
+    embedding_size: int | None = attrs.field(default=None, kw_only=True)
+    """Numbers per embedding (``hidden_size``), where engines run with ``--enable-prompt-embeds``; None: they do not."""
+    multimodal: bool = attrs.field(default=False, kw_only=True)
+    """The engines' model takes multimodal features, and those that are submitted are what its own processor makes: what
+    fits the model is not known here, and the group dies of what does not."""
     version: str | None = attrs.field(default=None, kw_only=True)
     """Speak to the engines as to this release, such as ``"0.32.0"`` or all of ``"0.32"``, whatever they say, and do not
     ask them for it; None to go by what they say, or answer."""
@@ -184,6 +196,10 @@ class VllmProtocol:
         if self.structured_outputs not in (None, *BACKENDS):
             names = ", ".join(BACKENDS)
             raise ValueError(f"structured_outputs is {self.structured_outputs!r}; it must be one of {names}, or None")
+        if isinstance(self.tasks, str) or not set(self.tasks) <= ALL_TASKS:
+            raise ValueError(f"tasks is {self.tasks!r}; it must be some of {', '.join(sorted(ALL_TASKS))}")
+        if self.embedding_size is not None and not 0 < self.embedding_size <= 2**20:
+            raise ValueError(f"embedding_size is {self.embedding_size}; it must be from 1 to 2**20")
         if self.version is not None:
             versions = parse_version(self.version)
             if versions is None or not versions.supported:
@@ -224,6 +240,10 @@ class VllmProtocol:
             self.structured_outputs,
             self.trust_grammars,
             self.seeds,
+            tuple(self.tasks),
+            self.adapters,
+            self.embedding_size,
+            self.multimodal,
         )
         together = settle_lockstep(infos, lockstep)
         return VllmSession(together, limits, infos[0].version, told_size=infos[0].data_parallel_size is not None)

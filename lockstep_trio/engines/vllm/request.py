@@ -11,7 +11,11 @@ from typing import final
 
 import attrs
 
+from lockstep_trio.engines.vllm.lora import LoRA
+from lockstep_trio.engines.vllm.multimodal import MultiModalFeature
+from lockstep_trio.engines.vllm.pooling import PoolingParams
 from lockstep_trio.engines.vllm.structured import StructuredOutputs
+from lockstep_trio.engines.vllm.tensors import Tensor
 
 
 @final
@@ -70,10 +74,11 @@ class SamplingParams:
 @final
 @attrs.frozen
 class EngineCoreRequest:
-    """One text request: a prompt of token ids and how to go on from it."""
+    """One request: a prompt, and how to go on from it or what to make of it."""
 
-    prompt_token_ids: Sequence[int]
-    """The prompt, 1 to ``max_model_len - 1`` ids. A list of ints is the fast case; arrays are accepted."""
+    prompt_token_ids: Sequence[int] | None
+    """The prompt, 1 to ``max_model_len - 1`` ids (for ``pooling``, ``max_model_len``). A list of ints is the fast case;
+    arrays are accepted. None where ``prompt_embeds`` is all of it."""
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     """How to pick tokens."""
     request_id: str | None = attrs.field(default=None, kw_only=True)
@@ -88,3 +93,17 @@ class EngineCoreRequest:
     """Headers of a distributed trace, for engines that trace (from 0.10.2 on)."""
     arrival_time: float = attrs.field(default=0.0, kw_only=True)
     """Breaks ties of priority: earlier is sooner. Seconds of whatever clock all requests use."""
+    pooling: PoolingParams | None = attrs.field(default=None, kw_only=True)
+    """What to make of the prompt, in place of ``sampling``. The engines' tasks must be named to the protocol."""
+    lora: LoRA | None = attrs.field(default=None, kw_only=True)
+    """The adapter to use, one that ``Adapters.add`` has loaded."""
+    prompt_embeds: Tensor | None = attrs.field(default=None, kw_only=True)
+    """Embeddings in place of token ids, ``(tokens, VllmProtocol(embedding_size=...))`` of ``float32``, ``float16`` or
+    ``bfloat16`` (from 0.11.0 on). What is longer than a few rows is sent without a copy, see ``Tensor.of``."""
+    prompt_is_token_ids: Sequence[bool] | None = attrs.field(default=None, kw_only=True)
+    """Where ``prompt_token_ids`` and ``prompt_embeds`` are both given, for each position: whether its token counts, or
+    else its embedding (from 0.21.0 on). None otherwise."""
+    mm_features: Sequence[MultiModalFeature] = attrs.field(default=(), kw_only=True)
+    """Images and the like, whose placeholders are in the prompt."""
+    session_id: str | None = attrs.field(default=None, kw_only=True)
+    """Requests of one session, for connectors that keep what they have in common (from 0.28.0 on)."""

@@ -20,7 +20,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, cast, final
+from typing import Any, Final, Self, cast, final
 
 import attrs
 
@@ -88,10 +88,22 @@ FLOATS: Final = frozenset(("float32", "float64"))
 """Those that Python can read without help."""
 
 
+_FORMATS: Final[Mapping[tuple[str, int], str]] = MappingProxyType(
+    {
+        ("?", 1): "bool",
+        **{(code, size): f"int{8 * size}" for code in "bhilq" for size in (1, 2, 4, 8)},
+        **{(code.upper(), size): f"uint{8 * size}" for code in "bhilq" for size in (1, 2, 4, 8)},
+        ("f", 4): "float32",
+        ("d", 8): "float64",
+    }
+)
+"""(format, bytes of one item) of a buffer -> dtype. ``l`` has another size on another platform."""
+
+
 @final
 @attrs.frozen
 class Tensor:
-    """An array as it came: its bytes, and what they mean. Nothing is converted until it is asked for."""
+    """An array as it came, or as it shall be sent: its bytes, and what they mean. Nothing is converted unasked."""
 
     dtype: str
     """What its items are, by the name that torch has for it: ``int32``, ``float32``, ``bfloat16``."""
@@ -99,6 +111,37 @@ class Tensor:
     """Its dimensions; none for a single number."""
     data: Frame = attrs.field(repr=False)
     """Its bytes in C order, read-only. Part of the message that it came in, which lives as long as this does."""
+
+    @classmethod
+    def of(cls, source: object, dtype: str | None = None) -> Self:
+        """An array to be sent, of numpy or of whatever else has a buffer. Nothing is copied.
+
+        Args:
+            source: C-contiguous, in the machine's byte order. Of torch: ``tensor.numpy()``.
+            dtype: What its items really are, for types that Python does not have: those of ``bfloat16`` are given as
+                integers of two bytes, ``tensor.view(torch.int16).numpy()``. None: what the buffer says.
+
+        Raises:
+            TypeError: It has no buffer.
+            ValueError: It is not contiguous, or of a type that is not known here.
+
+        Ownership: the memory is read when the request is sent, and by ZeroMQ for a while after that. It must not be
+        written to any more; it is kept alive.
+
+        Example:
+            >>> import array
+            >>> Tensor.of(array.array("f", [0.5, 1.5]))
+            Tensor(dtype='float32', shape=(2,))
+        """
+        view = memoryview(cast("bytes", source)).toreadonly()
+        found = _FORMATS.get((view.format, view.itemsize))
+        if not view.c_contiguous:
+            raise ValueError(f"the array of shape {view.shape} is not C-contiguous: make a copy of it that is")
+        if found is None:
+            raise ValueError(f"format {view.format!r} is not known: view the items as integers, and name their dtype")
+        if dtype is not None and _KINDS.get(dtype, (0, None))[0] != view.itemsize:
+            raise ValueError(f"dtype {dtype!r} has not {view.itemsize} bytes, or is not one of {', '.join(_KINDS)}")
+        return cls(dtype or found, tuple(view.shape or ()), view.cast("B") if view.nbytes else memoryview(b""))
 
     @property
     def flat(self) -> memoryview:
@@ -125,6 +168,11 @@ class Tensor:
         # By name, so that neither this package nor a type checker needs it to be there.
         numpy = importlib.import_module("numpy")
         return numpy.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+
+
+def nbytes_of(tensor: Tensor) -> int | None:
+    """How long the data of such an array is; None if there is no such array."""
+    return _size(tensor.dtype, tensor.shape) if tensor.dtype in _KINDS else None
 
 
 def read_tensor(part: str, value: object, field: str = "") -> Tensor:

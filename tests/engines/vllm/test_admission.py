@@ -22,10 +22,12 @@ LIMITS = Limits(VOCABULARY, MAX_LOGPROBS, MAX_MODEL_LEN)
 def test_a_good_request_is_admitted_with_its_prompt_uncopied() -> None:
     request = EngineCoreRequest([1, 2, 3], cache_salt="salt", priority=-4, arrival_time=5)
     admitted = admit(request, LIMITS)
-    assert admitted.prompt is request.prompt_token_ids
-    assert admitted.sampling == {"max_tokens": 16}
-    assert admitted.more == {"arrival_time": 5.0, "cache_salt": "salt", "priority": -4}
-    assert type(admitted.more["arrival_time"]) is float
+    fields = admitted.fields
+    assert fields.pop("prompt_token_ids") is request.prompt_token_ids
+    assert type(fields["arrival_time"]) is float
+    sampling = {"max_tokens": 16}
+    assert fields == {"sampling_params": sampling, "arrival_time": 5.0, "cache_salt": "salt", "priority": -4}
+    assert not admitted.aux
 
 
 # A rank that is not in the group is found out by the group.
@@ -45,7 +47,7 @@ def test_a_poison_is_refused_by_field_value_and_limit(poison: Poison) -> None:
 
 
 def test_a_prompt_may_leave_room_for_one_token() -> None:
-    assert len(admit(EngineCoreRequest([1] * 511), LIMITS).prompt) == 511
+    assert admit(EngineCoreRequest([1] * 511), LIMITS).fields["prompt_token_ids"] == [1] * 511
 
 
 def test_a_long_prompt_is_not_part_of_the_error() -> None:
@@ -129,10 +131,12 @@ def test_whatever_is_given_is_refused_by_name_or_fit_to_send(sampling: dict[str,
 def test_whatever_is_in_range_is_admitted_and_sent_as_given(request_: EngineCoreRequest) -> None:
     admitted = admit(request_, LIMITS)
     check_head(request_)
-    assert admitted.prompt is request_.prompt_token_ids
+    assert admitted.fields["prompt_token_ids"] is request_.prompt_token_ids
+    sent = admitted.fields["sampling_params"]
+    assert isinstance(sent, dict)
     given_here = ("stop_token_ids", "allowed_token_ids", "eos_token_id", "bad_words_token_ids")
     for name, value in attrs.asdict(request_.sampling).items():
         if name not in given_here:
             default = getattr(SamplingParams(), name)
-            assert admitted.sampling.get(name, default) == value
-            assert (name in admitted.sampling) is (value != default or name == "max_tokens")
+            assert sent.get(name, default) == value
+            assert (name in sent) is (value != default or name == "max_tokens")

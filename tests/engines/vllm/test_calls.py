@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_trio.engines.vllm.calls import LoRA, VllmCalls
+from lockstep_trio.engines.vllm import LoRA, VllmCalls
 from lockstep_trio.errors import RequestRejected, WireError
 
 

@@ -18,7 +18,7 @@ MAP: dict[str, object] = {"max_tokens": 16}
 
 
 def admitted(prompt: Sequence[int] = (1, 2), **more: Any) -> Admitted:
-    return Admitted(prompt, MAP, {"arrival_time": 0.0, **more})
+    return Admitted({"prompt_token_ids": prompt, "sampling_params": MAP, "arrival_time": 0.0, **more})
 
 
 def layout(version: str) -> RequestLayout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep_trio.engines.vllm.layout import CURRENT, REQUEST, candidates, first_with, request_layout
+from lockstep_trio.engines.vllm.layout import CURRENT, REQUEST, first_with, holding, request_layout
 from lockstep_trio.engines.vllm.version import Versions, parse_version
 
 FIELDS = [
@@ -87,8 +87,8 @@ def test_releases_that_no_array_fits_have_no_layout(first: tuple[int, int, int],
 
 def test_every_layout_is_somebodys() -> None:
     for since, names in REQUEST.items():
-        assert candidates(Versions(since, since)) == [names]
-    assert len(candidates(Versions((0, 10, 0), (0, 33, 0)))) == len(REQUEST)
+        assert holding(REQUEST, Versions(since, since)) == [names]
+    assert len(holding(REQUEST, Versions((0, 10, 0), (0, 33, 0)))) == len(REQUEST)
 
 
 def test_an_array_stops_behind_the_last_value_and_never_before_what_is_required() -> None:
