@@ -32,10 +32,15 @@ class _Stub(types.ModuleType):
         return type(name, (), {})
 
 
+def stub_what_is_missing() -> None:
+    """To be called before ``import vllm``."""
+    for name in ("gguf", "gguf.constants", "gguf.quants"):
+        sys.modules[name] = _Stub(name)
+
+
 class _ReleaseCodec(Codec):
     def __init__(self) -> None:
-        for name in ("gguf", "gguf.constants", "gguf.quants"):
-            sys.modules[name] = _Stub(name)
+        stub_what_is_missing()
         import torch  # type: ignore[import-not-found, unused-ignore]
         from vllm.v1.engine import (  # type: ignore[import-not-found, unused-ignore]
             EngineCoreOutput,
