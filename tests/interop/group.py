@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -50,6 +51,9 @@ MODEL: Final[dict[str, Any]] = {
     "use_sliding_window": False,
 }
 """A mixture of experts: only such models step in lockstep (vLLM 0.14 and later). No weights and no tokenizer needed."""
+
+DENSE: Final[dict[str, Any]] = {**MODEL, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+"""Without experts: on a CPU the engine can give adapters to no others."""
 
 EOS: Final = 2
 _WORDS: Final = {chr(at) if 32 <= at < 127 else f"<{at}>": at for at in range(256)}
@@ -108,6 +112,7 @@ class VllmGroup:
         port: where the ranks look for the handshake, on ``HOST``.
         ranks: the data-parallel size. With 1 the engine is a plain one, without waves.
         tokenizer: give it one, in which each token from 32 to 126 is that ASCII character.
+        model: its configuration.
         arguments: more arguments for the command line, after ours, so that they win.
     """
 
@@ -119,6 +124,7 @@ class VllmGroup:
         port: int,
         ranks: int = 2,
         tokenizer: bool = False,
+        model: Mapping[str, Any] = MODEL,
         arguments: tuple[str, ...] = (),
     ) -> None:
         self.environment = environment
@@ -126,6 +132,7 @@ class VllmGroup:
         self.port = port
         self.ranks = ranks
         self.tokenizer = tokenizer
+        self._model = model
         self.log_path = directory / "engine.log"
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,7 +155,7 @@ class VllmGroup:
             raise RuntimeError("a group is started once")
         model = self.directory / "model"
         model.mkdir(parents=True, exist_ok=True)
-        files = {"config.json": MODEL, **(TOKENIZER if self.tokenizer else {})}
+        files = {"config.json": self._model, **(TOKENIZER if self.tokenizer else {})}
         for name, content in files.items():
             (model / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
         with self.log_path.open("ab") as log:
