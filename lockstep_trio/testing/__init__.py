@@ -5,6 +5,7 @@ module                what it holds
 ====================  =============================================================================
 ``rank_model``        one engine rank as a value, and a step of a whole lockstep group
 ``explorer``          every interleaving of the real machine with model ranks
+``rules``             the wake rule, and those that do not work, by name
 ``engine_rank``       a model rank that speaks the engine's wire
 ``driven``            what can be done by hand with a group of such ranks
 ``simulated``         a group of them in memory, behind ``memory_link``; by hand or by itself

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from lockstep_trio.core import WaveRule
+from lockstep_trio.testing import rules as alternatives
 from lockstep_trio.testing.rank_model import Sync
 from stateful.schedules import (
     Action,
@@ -39,7 +40,6 @@ from stateful.schedules import (
     Turns,
     run,
 )
-from testing import alternative_rules as alternatives
 
 REGRESSIONS: list[Plan] = [
     # A submit that overtakes the news of a drain; without the re-wake it is stranded.

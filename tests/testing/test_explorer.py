@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from lockstep_trio.core import ExactWake, WaveRule
+from lockstep_trio.testing import rules as alternatives
 from lockstep_trio.testing.explorer import EXACT_INVARIANTS, Case, Move, World, explore, replay
 from lockstep_trio.testing.rank_model import Sync
-from testing import alternative_rules as alternatives
 
 STEP_1 = Sync(first=True, every=2)
 NOT_STEP_1 = Sync(first=False, every=2)

@@ -1,12 +1,14 @@
-"""Wake rules that do not work: two schemes that were once proposed, and ours with one piece taken away each time.
+"""Wake rules by name: ours, two schemes that were once proposed, and ours with one piece taken away each time.
 
-They stay here so that the explorer can show, for each, the shortest schedule that strands a rank.
+Only the first one works. The others are here so that the explorer can show, for each, the shortest schedule that
+strands a rank. A rule of one's own is a class as these are: a ``lockstep_trio.core.WaveRule``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Self
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Self
 
 import attrs
 
@@ -166,3 +168,20 @@ class SettledTooSoon(ExactWake):
     @property
     def settled(self) -> bool:
         return True
+
+
+RULES: Final[Mapping[str, Callable[[int], WaveRule]]] = MappingProxyType(
+    {
+        "ours": ExactWake,
+        "flag-exclude": lambda _: FlagExclude(),
+        "raise": lambda _: RaiseEveryTime(),
+        "no-fence": NoFence,
+        "forget-at-done": ForgetAtNextDone,
+        "no-rewake": NoRewake,
+        "silence": SilentAfterAbortingAll,
+        "gate": GateOnNothingInFlight,
+        "wake-on-every-done": WakeOnEveryDone,
+        "settled-too-soon": SettledTooSoon,
+    }
+)
+"""Name -> what makes such a rule for so many ranks."""
