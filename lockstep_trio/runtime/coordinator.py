@@ -385,7 +385,7 @@ class Coordinator:
             self.drivers[rank].queue(self.session.encode_utility(call_id, method, args))
 
     def _conclude(self, concerted: Concerted) -> None:
-        if not self._concerted or self._concerted[0] is not concerted:
+        if not self._concerted:
             return  # the group was lost meanwhile, and its caller was told
         if concerted.failures and concerted.paused is None:
             # A rank may have paused before it failed at something else, or its answer could not be read.

@@ -72,8 +72,10 @@ class Concerted:
         self._settle(rank)
 
     def lost(self, rank: int) -> None:
-        """A rank is lost, and with it whatever it would have answered."""
+        """A rank is lost, and with it whatever it has answered, or would have."""
         self.results.pop(rank, None)
+        if self.paused is not None:
+            self.paused.pop(rank, None)
         self.failures.pop(rank, None)
         self._settle(rank)
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias, cast
 
+from lockstep_trio.engines.common.outputs import array_of
 from lockstep_trio.engines.common.packing import quoted, unpack
 from lockstep_trio.engines.protocol import Batch, Frame, LoadReport
 from lockstep_trio.errors import WireError
-
-DEAD: Final = b"ENGINE_CORE_DEAD"
-"""``ENGINE_CORE_DEAD`` of ``zmq_msgpack.py``: one frame, these bytes and no more."""
 
 PART: Final = "BatchTokenIDOutSlim"
 TAG: Final = PART
@@ -45,13 +43,9 @@ def decode(frames: Sequence[Frame]) -> Batch:
     Raises:
         WireError: It is no ``BatchTokenIDOutSlim``, or its columns do not belong together.
     """
-    if not frames:
-        raise WireError(PART, "a message without frames")
-    if len(frames) == 1 and frames[0] == DEAD:
+    array = array_of(PART, frames, unpack)
+    if array is None:
         return Batch(dead=True)
-    array = unpack(PART, frames[0])
-    if type(array) is not tuple:  # an extension type is a tuple too, of another kind
-        raise WireError(PART, f"{type(array).__name__} where an array was expected")
     columns = _columns(array)
     batch = Batch()
     damage: list[str] = []

@@ -14,14 +14,12 @@ import operator
 from collections.abc import Sequence
 from typing import Final, TypeAlias, cast
 
+from lockstep_trio.engines.common.outputs import array_of
 from lockstep_trio.engines.protocol import Batch, Frame, LoadReport, UtilityReply
 from lockstep_trio.engines.vllm.packing import Refused, quoted, unpack
 from lockstep_trio.engines.vllm.result import FINISH_REASON, LOGPROBS, NamedWeights
 from lockstep_trio.engines.vllm.tensors import CONTAINERS, attach
 from lockstep_trio.errors import WireError
-
-DEAD: Final = b"ENGINE_CORE_DEAD"
-"""``EngineCoreProc.ENGINE_CORE_DEAD``: one frame, these bytes and no more."""
 
 SHUTTING_DOWN: Final = "Server shutting down"
 """How an engine that only finishes what it has answers every call (``_reject_utility_in_shutdown``, since 0.18)."""
@@ -49,13 +47,9 @@ def decode(frames: Sequence[Frame]) -> Batch:
     Raises:
         WireError: It is no ``EngineCoreOutputs``, or a wave in it cannot be read.
     """
-    if not frames:
-        raise WireError(PART, "a message without frames")
-    if len(frames) == 1 and frames[0] == DEAD:
+    array = array_of(PART, frames, unpack)
+    if array is None:
         return Batch(dead=True)
-    array = unpack(PART, frames[0])
-    if type(array) is not tuple:  # an extension type is a tuple too, of another kind
-        raise WireError(PART, f"{type(array).__name__} where an array was expected")
     size = len(array)
     batch = Batch()
     damage: list[str] = []

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep_trio.engines.common.outputs import DEAD
 from lockstep_trio.engines.protocol import Batch, LoadReport
-from lockstep_trio.engines.tokenspeed.outputs import COLUMNS, DEAD, TAG, decode
+from lockstep_trio.engines.tokenspeed.outputs import COLUMNS, TAG, decode
 from lockstep_trio.errors import WireError
 
 

@@ -263,6 +263,56 @@ def test_a_rank_that_registers_with_nothing_is_asked_before_it_is_up() -> None:
     assert not handshake.answered(0, [b"something else"])
 
 
+def say_nothing(handshake: VllmHandshake, what: str) -> None:
+    """Rank 0, of a release whose registration is empty."""
+    if what == "registration":
+        handshake.registered(0, [b""])
+    else:
+        say(handshake, 0, what)
+
+
+def answer_all(handshake: VllmHandshake) -> int:
+    """The ranks answer everything that they are asked. Returns how much that is."""
+    asked = handshake.questions()
+    for rank, (_, payload) in asked:
+        call_id = msgpack.unpackb(payload)[1]
+        assert handshake.answered(rank, [msgpack.packb([rank, [], None, 0.0, [call_id, None, [None, 1]]])])
+    return len(asked)
+
+
+@pytest.mark.parametrize("word", ["READY", "registration"])
+def test_a_rank_is_asked_anew_if_the_process_that_was_asked_has_been_replaced(word: str) -> None:
+    handshake = begin(1)
+    for each in ("HELLO", "HELLO", "READY", "registration"):
+        say_nothing(handshake, each)
+    assert len(handshake.questions()) == 3  # lost with that process
+    say_nothing(handshake, word)
+    assert not handshake.complete
+    assert answer_all(handshake) == 3
+    assert handshake.complete
+
+
+def test_a_rank_that_tells_all_after_its_restart_owes_no_answer() -> None:
+    handshake = begin(1)
+    for each in ("HELLO", "HELLO", "READY", "registration"):
+        say_nothing(handshake, each)
+    assert len(handshake.questions()) == 3
+    say(handshake, 0, "registration")
+    assert handshake.questions() == []
+    assert handshake.complete
+
+
+@pytest.mark.parametrize("word", ["READY", "registration"])
+def test_a_rank_that_has_answered_is_not_asked_again(word: str) -> None:
+    handshake = begin(1)
+    for each in ("HELLO", "READY", "registration"):
+        say_nothing(handshake, each)
+    assert answer_all(handshake) == 3
+    say_nothing(handshake, word)
+    assert handshake.questions() == []
+    assert handshake.complete
+
+
 @pytest.mark.parametrize(
     "frames",
     [
