@@ -11,6 +11,7 @@ from lockstep_trio.engines.vllm.multimodal import IN_ONE, NAMED_FIELDS, NAMED_SE
 from lockstep_trio.engines.vllm.pausing import IN_LOCKSTEP, TELLS_IF_AWAKE, WITH_MODE
 from lockstep_trio.engines.vllm.pooling import POOLING, TASKS
 from lockstep_trio.engines.vllm.sampling import ALL_LOGPROBS
+from lockstep_trio.engines.vllm.sampling import SINCE as SAMPLING
 from lockstep_trio.engines.vllm.structured import FAILS_ALONE
 from lockstep_trio.engines.vllm.version import NEWEST, OLDEST, SUPPORTED, Version
 
@@ -26,6 +27,7 @@ def released(field: str) -> Version:
 
 SINCE: dict[str, Version] = {
     "`SamplingParams(logprobs=-1)`, all of the vocabulary": ALL_LOGPROBS,
+    **{f"`SamplingParams({name}=...)`": version for name, version in SAMPLING.items()},
     "`StructuredOutputs`, of which one that does not compile fails alone": FAILS_ALONE,
     "`EngineCoreRequest(trace_headers=...)`": released("trace_headers"),
     "`EngineCoreRequest(prompt_embeds=...)`": released("prompt_embeds"),

@@ -44,6 +44,7 @@ def test_vllm_exports_exactly_this() -> None:
         "MultiModalFeature",
         "PoolingParams",
         "PrefillStats",
+        "RepetitionDetection",
         "RequestOutput",
         "SamplingMaskChunk",
         "SamplingMasks",

@@ -13,7 +13,8 @@ from interop.judge import Refused
 from interop.release_judge import ReleaseJudge
 from lockstep_trio import EngineCoreRequest, FinishReason, RequestRejected, SamplingParams, VllmProtocol
 from lockstep_trio.engines.protocol import RankInfo
-from lockstep_trio.engines.vllm import StructuredOutputs, VllmSession
+from lockstep_trio.engines.vllm import RepetitionDetection, StructuredOutputs, VllmSession
+from lockstep_trio.engines.vllm.sampling import SINCE
 from poison.valid import requests as valid_requests
 
 pytestmark = pytest.mark.vllm
@@ -22,6 +23,11 @@ pytestmark = pytest.mark.vllm
 def session_of(version: str) -> VllmSession:
     info = RankInfo(0, data_parallel_size=1, max_model_len=512)
     return VllmProtocol(version=version, vocab_size=256).session([info])
+
+
+def has(release: str, name: str) -> bool:
+    """Whether a sampling parameter is for that release."""
+    return name not in SINCE or tuple(map(int, release.split("."))) >= SINCE[name]
 
 
 def same(mine: object, theirs: object) -> bool:
@@ -36,7 +42,8 @@ def test_what_is_valid_reaches_the_classes_of_that_release(
     try:
         kind, *frames = session_of(release).encode_add(drawn, "a#1")
     except RequestRejected as refused:
-        assert refused.field in ("sampling.logprobs", "sampling.prompt_logprobs"), refused
+        name = refused.field.removeprefix("sampling.")
+        assert name in ("logprobs", "prompt_logprobs") or not has(release, name), refused
         return
     assert kind == b"\x00"
     value = release_judge.decode("add", [bytes(frame) for frame in frames])
@@ -56,6 +63,51 @@ def test_what_is_valid_reaches_the_classes_of_that_release(
         assert value["eos_token_id"] == (None if drawn.sampling.ignore_eos else eos)
     elif eos is not None and not drawn.sampling.ignore_eos:
         assert sampling["_eos_token_id"] == eos
+
+
+# A value for each sampling parameter that not all releases have, and for the one that takes any.
+NEWER: list[tuple[str, dict[str, Any]]] = [
+    ("extra_args", {"extra_args": {"kv_transfer_params": {"a": [1, None]}, "mine": "größer"}}),
+    ("skip_reading_prefix_cache", {"skip_reading_prefix_cache": True}),
+    ("skip_reading_prefix_cache", {"skip_reading_prefix_cache": False}),
+    ("repetition_detection", {"repetition_detection": RepetitionDetection(max_pattern_size=3, min_count=2)}),
+    ("thinking_token_budget", {"thinking_token_budget": 0}),
+    ("logprob_token_ids", {"logprob_token_ids": [255, 0]}),
+    ("routed_experts_prompt_start", {"routed_experts_prompt_start": 1}),
+    ("trace_decode_token_ids", {"trace_decode_token_ids": [5, 5]}),
+    ("watermarking", {"watermarking": True}),
+    ("watermarking", {"watermarking": False}),
+    ("prompt_logprob_token_ids", {"prompt_logprob_token_ids": [[5]]}),
+    ("prompt_logprob_start", {"prompt_logprob_start": 0, "prompt_logprob_token_ids": [[5]]}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), NEWER, ids=lambda value: repr(value)[:60])
+def test_a_parameter_is_read_by_a_release_that_has_it_and_refused_for_all_others(
+    release_judge: ReleaseJudge, release: str, name: str, fields: dict[str, Any]
+) -> None:
+    request = EngineCoreRequest([1, 2], SamplingParams(**fields))
+    if not has(release, name):
+        with pytest.raises(RequestRejected, match=r"sampling\..*left out") as refused:
+            session_of(release).encode_add(request, "a")
+        assert refused.value.field.removeprefix("sampling.") in fields
+        plain = session_of(release).encode_add(EngineCoreRequest([1, 2]), "a")
+        read = release_judge.decode("add", [bytes(plain[1])])["sampling_params"]
+        assert name not in read or SINCE[name] in LATER_THAN_THEIR_NAMES
+        return
+    [_, payload] = session_of(release).encode_add(request, "a")
+    read = release_judge.decode("add", [bytes(payload)])["sampling_params"][name]
+    if name == "repetition_detection":
+        assert read.pop("class") == "RepetitionDetectionParams"
+        assert read == {"max_pattern_size": 3, "min_pattern_size": 1, "min_count": 2}
+    elif name == "prompt_logprob_token_ids":
+        assert read == str(fields[name])  # an array, of which this judge says no more
+    else:
+        assert read == fields[name]
+
+
+LATER_THAN_THEIR_NAMES = {SINCE["logprob_token_ids"], SINCE["prompt_logprob_token_ids"]}
+"""What a release has under a name, and not in a form that would do."""
 
 
 def test_the_last_field_that_may_be_sent_is_where_that_release_has_it(

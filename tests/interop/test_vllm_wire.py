@@ -15,7 +15,7 @@ from interop.environment import DEFAULT_VERSION
 from interop.judge import Judge, Refused
 from lockstep_trio import EngineCoreRequest, FinishReason, RequestOutput, RequestRejected, SamplingParams, VllmProtocol
 from lockstep_trio.engines.protocol import Batch, LoadReport, RankEndpoints, RankInfo, UtilityReply
-from lockstep_trio.engines.vllm import VllmSession
+from lockstep_trio.engines.vllm import RepetitionDetection, VllmSession
 from poison import naive
 from poison.catalogue import PARTS, POISONS, Harm
 from poison.valid import requests as valid_requests
@@ -51,7 +51,7 @@ PRESENT: dict[str, Any] = {
     "structured_outputs": None,
     "stop": [],
     "bad_words": [],
-    "extra_args": None,
+    "stream_interval": None,
     "_watermarking_skipped": False,
 }
 """Some of the engine's sampling fields that have no counterpart here, likewise."""
@@ -74,6 +74,9 @@ def sampling_as_read(params: SamplingParams) -> dict[str, Any]:
     expected["_bad_words_token_ids"] = expected.pop("bad_words_token_ids")
     if params.logit_bias is not None:  # the judge's answer is JSON, whose keys are strings
         expected["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if params.skip_reading_prefix_cache is None:
+        asked = (params.prompt_logprobs, params.prompt_logprob_token_ids)
+        expected["skip_reading_prefix_cache"] = asked != (None, None)
     return expected
 
 
@@ -102,6 +105,13 @@ EVERYTHING = SamplingParams(
     logit_bias={3: -100.0, 250: 2.5},
     allowed_token_ids=[1, 2, 3, 250],
     bad_words_token_ids=[[4], [5, 6]],
+    prompt_logprob_token_ids=[[1, 255, -1], [2, 0, 3]],
+    repetition_detection=RepetitionDetection(max_pattern_size=9, min_pattern_size=2, min_count=3),
+    thinking_token_budget=50,
+    skip_reading_prefix_cache=True,
+    watermarking=False,
+    routed_experts_prompt_start=2,
+    extra_args={"kv_transfer_params": {"remote_block_ids": [1, 2]}, "mine": [None, {"a": 0.5}]},
 )
 
 SAMPLINGS = {
@@ -113,12 +123,27 @@ SAMPLINGS = {
         for field in attrs.fields(SamplingParams)
         if (value := getattr(EVERYTHING, field.name)) != field.default
     },
+    "scores of given tokens": SamplingParams(logprob_token_ids=[5, 0, 255]),
+    "scores of the prompt from the second token on": SamplingParams(
+        prompt_logprob_token_ids=[[7]], prompt_logprob_start=1
+    ),
+    "a long table": SamplingParams(prompt_logprob_token_ids=[[*range(20)], [*range(236, 256)]]),
+    "the cache is read": SamplingParams(skip_reading_prefix_cache=False),
+    "a watermark": SamplingParams(watermarking=True),
+    "a trace": SamplingParams(trace_decode_token_ids=[5, 5, 255], ignore_eos=True),
+    "extra arguments, but none": SamplingParams(extra_args={}),
     "an end of sequence that is ignored": SamplingParams(eos_token_id=2, ignore_eos=True, stop_token_ids=[9]),
 }
 
 
 def test_the_judge_is_the_release_that_the_tests_are_written_for(judge: Judge) -> None:
     assert judge.version() == DEFAULT_VERSION
+
+
+def test_every_field_is_sent_at_least_once() -> None:
+    sent = [attrs.asdict(params, recurse=False) for params in SAMPLINGS.values()]
+    unsent = [name for name, value in sent[0].items() if all(each[name] == value for each in sent)]
+    assert unsent == ["structured_outputs", "n"]  # the one is tried with engines, the other cannot be anything else
 
 
 @pytest.mark.parametrize("params", SAMPLINGS.values(), ids=SAMPLINGS.keys())

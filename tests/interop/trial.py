@@ -12,7 +12,7 @@ MOST_IN_FLIGHT = 24
 """More than can run at once (``MAX_NUM_SEQS`` per rank), so that some wait on the engine."""
 STRANDED_AFTER = 60.0
 """Seconds; an honest request waits behind a dozen others of a few steps each."""
-ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION})
 
 
 @attrs.frozen

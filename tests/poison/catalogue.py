@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from lockstep_trio import EngineCoreRequest, SamplingParams
-from lockstep_trio.engines.vllm import LoRA, StructuredOutputs
+from lockstep_trio.engines.vllm import LoRA, RepetitionDetection, StructuredOutputs
 
 VOCABULARY = 256
 MAX_LOGPROBS = 20
@@ -150,6 +150,9 @@ def numbers() -> Iterator[Poison]:
         "prompt_logprobs": [-2, -(2**63)],
         "seed": [],
         "n": [0, -1, 2**63],
+        "thinking_token_budget": [-2, -(2**63)],
+        "routed_experts_prompt_start": [],
+        "prompt_logprob_start": [],
     }.items():
         for value in [*integers, 1.5, NAN, INFINITY, Decimal(1), Fraction(1), 2**64, -(2**63) - 1, 10**30]:
             yield sampled(name, value, Harm.UNSENDABLE if isinstance(value, Decimal | Fraction) else Harm.DEAF)
@@ -178,8 +181,16 @@ def numbers_that_decode() -> Iterator[Poison]:
     yield sampled("seed", 2**63, Harm.NONE)
     yield sampled("min_tokens", 510, Harm.ENDLESS, max_tokens=510)
     yield sampled("ignore_eos", None)
-    for value in (0, 1, 1.0, "true", [True], Odd()):
-        yield sampled("ignore_eos", value)
+    for name in ("ignore_eos", "skip_reading_prefix_cache", "watermarking"):
+        for value in (0, 1, 1.0, "true", [True], Odd()):
+            yield sampled(name, value)
+    yield sampled("skip_reading_prefix_cache", False, Harm.NONE, prompt_logprobs=0)  # rows of nothing but old memory
+    for value in (-1, 2**31, 2**63):
+        yield sampled("thinking_token_budget", value, Harm.NONE)  # there is no end to a budget as high as that
+    yield sampled("routed_experts_prompt_start", None)
+    for value in (-1, 3, 2**31, 2**63):
+        # Where experts are returned, a scheduler up to 0.29 at least dies of one that is not within the prompt.
+        yield sampled("routed_experts_prompt_start", value, Harm.NONE)
 
 
 def token_lists() -> Iterator[Poison]:
@@ -206,6 +217,100 @@ def token_lists() -> Iterator[Poison]:
     held_back = SamplingParams(stop_token_ids=[1, VOCABULARY], min_tokens=2)
     name, field = "a stop id outside the vocabulary is held back", "sampling.stop_token_ids[1]"
     yield asked(name, field, VOCABULARY, Harm.FATAL, seen=True, sampling=held_back)
+
+
+def scores() -> Iterator[Poison]:
+    """Ids to give the log-probabilities of. Those of the prompt are read by the model runner for GPUs alone."""
+    name = "logprob_token_ids"
+    for item in (VOCABULARY, -1, INT32, 2**31, 2**63, -(2**63), 2**64):
+        yield inside(name, [1, item], "[1]", item, Harm.FATAL)
+    for item in (1.0, NAN, "1", None, True, [1], {}, b"", Odd()):
+        yield inside(name, [1, item], "[1]", item, Harm.DEAF)
+    for value in ("ab", b"ab", 5, 1.5, True, {1: 2}, Odd(), SURROGATE):
+        yield sampled(name, value)
+    yield sampled(name, [], Harm.NONE)
+    yield attrs.evolve(sampled(name, list(range(129)), Harm.GPU), name="129 ids to score")
+    both = SamplingParams(logprobs=1, logprob_token_ids=[7])
+    yield asked("ids to score beside logprobs", "sampling.logprobs", 1, Harm.NONE, sampling=both)
+    name = "prompt_logprob_token_ids"
+    for item in (VOCABULARY, -2, INT32, 2**31, -(2**63)):
+        yield inside(name, [[1], [item]], "[1][0]", item, Harm.GPU)
+    for item in (1.0, "1", None, [1], {}, Odd()):
+        yield inside(name, [[1], [item]], "[1][0]", item, Harm.DEAF)
+    for value in (5, 1.5, "abc", b"abc", True, Odd(), SURROGATE):
+        yield sampled(name, value)
+    for value in ([], [[]], [[], []], [[1]], [[1], [2], [3]]):  # two rows would be right
+        yield sampled(name, value, Harm.GPU)
+    yield attrs.evolve(sampled(name, [[*range(21)]] * 2, Harm.NONE), name="21 ids to score at each token of the prompt")
+    for start in (0, 1, -1, 2**31):
+        yield sampled("prompt_logprob_start", start, Harm.NONE)  # of nothing
+    for start in (-1, 2, 2**31):
+        harmful = sampled("prompt_logprob_start", start, Harm.GPU, prompt_logprob_token_ids=[[1], [2]])
+        yield attrs.evolve(harmful, name=f"a prompt of 3 is scored from {start} on")
+
+
+def endings() -> Iterator[Poison]:
+    """``repetition_detection``, and a trace to follow."""
+    for name, value, harm in (
+        ("max_pattern_size", 0, Harm.NONE),  # off, if min_pattern_size is too
+        ("max_pattern_size", -1, Harm.DEAF),
+        ("max_pattern_size", 2**31, Harm.NONE),
+        ("min_pattern_size", 0, Harm.NONE),  # 1
+        ("min_pattern_size", -1, Harm.DEAF),
+        ("min_pattern_size", 5, Harm.DEAF),
+        ("min_count", 1, Harm.DEAF),
+        ("min_count", -(2**63), Harm.DEAF),
+        ("min_count", 2**31, Harm.NONE),
+    ):
+        yield repetition(name, value, harm)
+    for name in ("max_pattern_size", "min_pattern_size", "min_count"):
+        for value in (2.5, NAN, None, "1", True, [1], 2**64, Odd()):
+            yield repetition(name, value, Harm.DEAF)
+    for value in (5, "abc", True, [1, 1, 2], Odd(), SURROGATE):
+        yield sampled("repetition_detection", value)
+    yield sampled("repetition_detection", {"max_pattern_size": 2, "min_count": 2}, Harm.NONE)
+    name = "trace_decode_token_ids"
+    for item in (VOCABULARY, -1, INT32, 2**31, 2**63, 2**64):
+        yield inside(name, [1, item], "[1]", item, Harm.GPU)
+    for item in (1.0, "1", None, True, [1], Odd()):
+        yield inside(name, [1, item], "[1]", item, Harm.DEAF)
+    for value in ("ab", b"ab", 5, True, {1: 2}, Odd()):
+        yield sampled(name, value)
+    yield sampled(name, [], Harm.NONE)
+    yield attrs.evolve(sampled(name, [1] * 510, Harm.GPU), name="a trace beyond the context")
+    for beside in ({"prompt_logprobs": 0}, {"bad_words_token_ids": [[1]]}, {"thinking_token_budget": 5}):
+        yield attrs.evolve(sampled(name, [1], Harm.NONE, **beside), name=f"a trace beside {beside}")
+
+
+def repetition(name: str, value: object, harm: Harm) -> Poison:
+    """One of its numbers is wrong."""
+    given: dict[str, Any] = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2, name: value}
+    if name == "max_pattern_size" and value == 0:
+        given["min_pattern_size"] = 0
+    params = SamplingParams(repetition_detection=RepetitionDetection(**given))
+    shown, field = f"{name} of a repetition is {value!r}", f"sampling.repetition_detection.{name}"
+    return asked(shown, field, value, harm, sampling=params)
+
+
+def extras() -> Iterator[Poison]:
+    """``extra_args``, which the engine's decoder takes in any form. On the engine's own, nobody reads them."""
+    name = "extra_args"
+    for value in (5, "ab", b"ab", True, [1], [["a", 1]], Odd(), SURROGATE):
+        yield sampled(name, value)
+    for key in (1, None, True, b"a", (1,)):
+        yield attrs.evolve(sampled(name, {key: 1}), value=key, name=f"{name} has the key {key!r}")
+    for item in ({1}, Odd(), 2**64, -(2**63) - 1, 1j, Decimal(1), SURROGATE):
+        yield inside(name, {"a": item}, "['a']", item, Harm.UNSENDABLE)
+        yield inside(name, {"a": [1, {"b": item}]}, "['a'][1]['b']", item, Harm.UNSENDABLE)
+    for key in (1.5, None, True, b"a", (1,)):
+        yield inside(name, {"a": {key: 1}}, "['a']", key, Harm.NONE)
+    for transfers in ("kv_transfer_params", "ec_transfer_params"):
+        for item in (5, "ab", [1], True):
+            yield inside(name, {transfers: item}, f"['{transfers}']", item, Harm.NONE)  # a connector would raise
+    deep: list[object] = []
+    for _ in range(32):
+        deep = [deep]
+    yield attrs.evolve(inside(name, {"a": deep}, "['a']" + "[0]" * 31, [[]], Harm.NONE), name=f"{name} are nested")
 
 
 def biases() -> Iterator[Poison]:
@@ -340,6 +445,9 @@ POISONS: tuple[Poison, ...] = (
     *numbers(),
     *numbers_that_decode(),
     *token_lists(),
+    *scores(),
+    *endings(),
+    *extras(),
     *biases(),
     *bad_words(),
     *forms(),

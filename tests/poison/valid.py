@@ -8,11 +8,14 @@ allowed, a bad word that is biased towards, a repetition of the prompt that is p
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 
 from lockstep_trio import EngineCoreRequest, SamplingParams
+from lockstep_trio.engines.vllm import RepetitionDetection
+from lockstep_trio.engines.vllm.together import NOT_WITH_TRACE
 from poison.catalogue import INT32, MAX_LOGPROBS, MAX_MODEL_LEN, VOCABULARY
 
 FLOAT_MAX, TINY = sys.float_info.max, 5e-324
@@ -30,6 +33,7 @@ def reals(low: float, high: float, *edges: float) -> st.SearchStrategy[float]:
 
 penalties = reals(-2.0, 2.0, 0.0, -0.0, TINY, -TINY)
 biases = reals(-100.0, 100.0, 0.0, -0.0, TINY)
+plain = st.none() | st.booleans() | st.sampled_from([-(2**63), 2**64 - 1, 0.5, "größer", b"\0", [], {}, [[{"a": 1}]]])
 logprobs = st.none() | st.sampled_from([0, 1, MAX_LOGPROBS]) | st.integers(0, MAX_LOGPROBS)
 fields: dict[str, st.SearchStrategy[Any]] = {
     "temperature": reals(0.0, 2.0, -0.0, TINY, 1e-6, 1e-5, 1e-2) | st.integers(0, 2),
@@ -58,6 +62,23 @@ fields: dict[str, st.SearchStrategy[Any]] = {
         | tokens.map(lambda token: [[token] * 1024])
     ),
     "n": st.just(1),
+    "repetition_detection": st.none()
+    | st.builds(
+        # Never seen in as few tokens as these requests make: how a request ends is known beforehand.
+        RepetitionDetection,
+        max_pattern_size=st.sampled_from([3, 4, 100, INT32]),
+        min_pattern_size=st.sampled_from([1, 3]),
+        min_count=st.sampled_from([9, 1000, INT32]),
+    ),
+    "thinking_token_budget": st.none() | st.sampled_from([0, 1, INT32]),
+    "skip_reading_prefix_cache": st.sampled_from([None, True, False]),
+    "watermarking": st.sampled_from([None, True, False]),
+    "extra_args": st.none()
+    | st.dictionaries(st.sampled_from(["", "a", "größer"]), plain, max_size=2)
+    | st.just(
+        # Without a connector there is nobody to read them.
+        {"kv_transfer_params": {"do_remote_decode": True, "remote_port": 1}, "ec_transfer_params": None}
+    ),
 }
 """Each sampling field by itself, but for those that limit each other."""
 
@@ -72,7 +93,28 @@ def samplings(draw: st.DrawFn, prompt_length: int, most_generated: int) -> Sampl
     fewest = draw(st.sampled_from([0, 0, 1, min(most, room)]) | st.integers(0, min(most, room)))
     stop = draw(st.just([]) | st.lists(tokens, max_size=4) | (most_tokens if not fewest else st.nothing()))
     given = draw(st.fixed_dictionaries({}, optional=fields))
+    given |= draw(st.just({}) | st.just({}) | companions(given, prompt_length))
+    if given.get("prompt_logprobs") is not None or "prompt_logprob_token_ids" in given:
+        given["skip_reading_prefix_cache"] = given.get("skip_reading_prefix_cache") or None  # False is refused
     return SamplingParams(max_tokens=most, min_tokens=fewest, stop_token_ids=stop, **given)
+
+
+@st.composite
+def companions(draw: st.DrawFn, given: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+    """Fields that depend on the prompt, or on those that there are."""
+    more: dict[str, Any] = {"routed_experts_prompt_start": draw(st.sampled_from([0, prompt_length - 1]))}
+    if given.get("logprobs") is None:
+        more["logprob_token_ids"] = draw(st.none() | st.lists(tokens, min_size=1, max_size=4))
+    if 1 < prompt_length <= 8 and draw(st.booleans()):
+        start = draw(st.none() | st.integers(0, prompt_length - 2))
+        rows = prompt_length - 1 - (start or 0)
+        scored = st.lists(tokens | st.just(-1), min_size=1, max_size=3)
+        more["prompt_logprob_token_ids"] = draw(st.lists(scored, min_size=rows, max_size=rows))
+        more["prompt_logprob_start"] = start
+    elif not any(given.get(name) is not None for name in NOT_WITH_TRACE):
+        room = MAX_MODEL_LEN - prompt_length
+        more["trace_decode_token_ids"] = draw(st.none() | st.lists(tokens, min_size=1, max_size=min(4, room)))
+    return more
 
 
 @st.composite

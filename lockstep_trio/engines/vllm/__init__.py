@@ -5,6 +5,7 @@
 ``EngineCoreRequest``       what to submit
 ``SamplingParams``          how to pick its tokens
 ``StructuredOutputs``       the form that they shall have
+``RepetitionDetection``     when they have said enough
 ``RequestOutput``           what comes back
 ``FinishReason``            why it ended
 ``Logprobs``                what it says of the likelihood of tokens: a ``TokenLogprobs`` for each
@@ -32,6 +33,7 @@ from lockstep_trio.engines.vllm.multimodal import Batched, Flat, MultiModalFeatu
 from lockstep_trio.engines.vllm.parts import EngineEvent, ErrorReport, EventKind, PrefillStats, SpecDecodeMetrics
 from lockstep_trio.engines.vllm.pooling import PoolingParams
 from lockstep_trio.engines.vllm.protocol import VllmProtocol, VllmSession
+from lockstep_trio.engines.vllm.repetition import RepetitionDetection
 from lockstep_trio.engines.vllm.request import EngineCoreRequest, SamplingParams
 from lockstep_trio.engines.vllm.result import RequestOutput
 from lockstep_trio.engines.vllm.structured import StructuredOutputs
@@ -52,6 +54,7 @@ __all__ = [
     "MultiModalFeature",
     "PoolingParams",
     "PrefillStats",
+    "RepetitionDetection",
     "RequestOutput",
     "SamplingMaskChunk",
     "SamplingMasks",

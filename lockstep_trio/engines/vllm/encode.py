@@ -14,7 +14,7 @@ from lockstep_trio.engines.vllm.admission import Admitted
 from lockstep_trio.engines.vllm.checks import reject
 from lockstep_trio.engines.vllm.layout import RequestLayout
 from lockstep_trio.engines.vllm.packing import pack
-from lockstep_trio.errors import RequestRejected
+from lockstep_trio.engines.vllm.plain import check_plain
 
 ADD: Final = b"\x00"
 ABORT: Final = b"\x01"
@@ -26,9 +26,6 @@ CLIENT_INDEX: Final = 0
 
 FAULT_TOLERANCE_METHOD: Final = "handle_fault_tolerance"
 """Handled by the engine's input thread outside of any ``try`` (``FT_UTILITY_METHOD``); not for anybody to call."""
-
-MAX_DEPTH: Final = 32
-"""Deepest nesting of a utility argument. The engine's decoder gives up at its recursion limit, and dies of it."""
 
 
 def encode_add(wire_id: str, admitted: Admitted, layout: RequestLayout) -> tuple[Frame, ...]:
@@ -59,45 +56,9 @@ def encode_utility(call_id: int, method: str, args: Sequence[object]) -> tuple[b
     if not _is_method(method):
         raise reject("method", method, f"the name of a method of the engine's, other than {FAULT_TOLERANCE_METHOD}")
     for at, value in enumerate(args):
-        _check_plain(f"args[{at}]", value, MAX_DEPTH)
+        check_plain(f"args[{at}]", value)
     return UTILITY, pack([CLIENT_INDEX, call_id, method, list(args)])
 
 
 def _is_method(name: object) -> bool:
     return isinstance(name, str) and name.isidentifier() and name != FAULT_TOLERANCE_METHOD
-
-
-def _check_plain(field: str, value: object, depth: int) -> None:
-    """Data that needs no extension type and no hook at the other end."""
-    if value is None or isinstance(value, (bool, float, bytes)):
-        return
-    if depth == 0 and isinstance(value, (list, tuple, dict)):
-        raise reject(field, value, f"nested at most {MAX_DEPTH} deep")
-    match value:
-        case int():
-            if not -(2**63) <= value < 2**64:
-                raise reject(field, value, "an integer of at most 64 bits")
-        case str():
-            _check_text(field, value)
-        case list() | tuple() if type(value) in (list, tuple):
-            for at, each in enumerate(value):
-                _check_plain(f"{field}[{at}]", each, depth - 1)
-        case dict():
-            for key, each in value.items():
-                _check_key(field, key)
-                _check_plain(f"{field}[{key!r}]", each, depth - 1)
-        case _:
-            raise reject(field, value, "plain data: None, bool, int, float, str, bytes, lists and dicts of them")
-
-
-def _check_key(field: str, key: object) -> None:
-    if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise reject(field, key, "a dict with strings or integers for keys")
-    _check_plain(f"a key of {field}", key, 1)
-
-
-def _check_text(field: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise RequestRejected(field, value, "text without lone surrogates") from None

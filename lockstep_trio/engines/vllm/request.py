@@ -7,13 +7,14 @@ The names are those of ``EngineCoreRequest`` (``vllm/v1/engine/__init__.py``) an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import attrs
 
 from lockstep_trio.engines.vllm.lora import LoRA
 from lockstep_trio.engines.vllm.multimodal import MultiModalFeature
 from lockstep_trio.engines.vllm.pooling import PoolingParams
+from lockstep_trio.engines.vllm.repetition import RepetitionDetection
 from lockstep_trio.engines.vllm.structured import StructuredOutputs
 from lockstep_trio.engines.vllm.tensors import Tensor
 
@@ -67,6 +68,37 @@ class SamplingParams:
     """Sequences of token ids that must not come."""
     structured_outputs: StructuredOutputs | None = None
     """The form of the output. Needs an engine with a tokenizer, and ``VllmProtocol(structured_outputs=...)``."""
+    logprob_token_ids: Sequence[int] | None = None
+    """1 to 128 token ids, each counted once: log-probabilities of these and of the sampled token, in place of the
+    likeliest ones; ``logprobs`` must be None (from 0.21.0 on). Rows may be wider than was asked for: the rest is token
+    0 at minus infinity. Engines without the newer model runner, those on a CPU among them, do not keep requests apart:
+    other requests of the same step that ask for ``logprobs`` get only their sampled tokens, and if the engine also
+    speculates, it dies of such company."""
+    prompt_logprob_token_ids: Sequence[Sequence[int]] | None = None
+    """For each token of the prompt but the last, up to ``max_logprobs`` token ids: how likely each is to be next, as
+    ``RequestOutput.prompt_token_id_logprobs`` (from 0.32.0 on, with the newer model runner only; the other ignores it).
+    Shorter rows are filled up, as -1 is, whose score is minus infinity."""
+    prompt_logprob_start: int | None = None
+    """The first token of the prompt that ``prompt_logprob_token_ids`` has a row for; None is 0."""
+    repetition_detection: RepetitionDetection | None = None
+    """When to end an output that repeats itself, with ``FinishReason.REPETITION`` (from 0.17.0 on)."""
+    thinking_token_budget: int | None = None
+    """Most tokens between the marks of thought, 0 or more; then the end mark is forced (from 0.19.0 on). An engine that
+    was started without a reasoning parser ignores it."""
+    skip_reading_prefix_cache: bool | None = None
+    """Compute the whole prompt again, whatever is cached of it (from 0.11.1 on). None: where something is asked about
+    each of its tokens, and there it cannot be False."""
+    watermarking: bool | None = None
+    """Whether to mark the text, on an engine that is set up to (from 0.30.0 on). None: yes up to 0.31, and no from 0.32
+    on, where vLLM's own front end says yes."""
+    routed_experts_prompt_start: int = 0
+    """``RequestOutput.routed_experts`` begins with this token of the prompt (from 0.22.0 on)."""
+    trace_decode_token_ids: Sequence[int] | None = None
+    """The tokens to make, whatever the model thinks of them; log-probabilities are its own (from 0.29.0 on). Once they
+    are through it goes on by itself, up to ``max_tokens``. An engine without ``--enable-trace-replay`` ignores them."""
+    extra_args: Mapping[str, Any] | None = None
+    """Arguments by name, for what is plugged into the engine; ``kv_transfer_params`` are for its connector. Plain data,
+    at most 32 deep. Whoever reads them there trusts them, and what it raises kills the group."""
     n: int = 1
     """Always 1: one request is one sequence."""
 

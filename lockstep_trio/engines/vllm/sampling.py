@@ -1,23 +1,31 @@
 """The checks of ``SamplingParams``, field by field, and the map that is sent.
 
-The map holds what differs from the engine's defaults and always ``max_tokens``; the engine ignores keys that it
-does not know, so one map serves every version (``vllm/sampling_params.py``, 0.10 to 0.33). Three keys are the
-ones that vLLM's own front end computes (``update_from_generation_config``, ``update_from_tokenizer``):
-``_eos_token_id`` is what the scheduler compares with (``v1/core/sched/utils.py: check_stop``),
-``_all_stop_token_ids`` is what ``min_tokens`` holds back, ``_bad_words_token_ids`` is what the sampler reads.
+The map holds what differs from the engine's defaults and always ``max_tokens`` (``vllm/sampling_params.py``, 0.10 to
+0.33). The engine ignores keys that it does not know, so a parameter of some releases alone is refused where it could
+be that nobody reads it: see ``SINCE``. Parameters that only vLLM's own front end reads are not here: ``stop``,
+``bad_words``, ``detokenize``, ``output_kind``, ``stream_interval``, ``flat_logprobs`` and the like. Three keys are the
+ones that this front end computes (``update_from_generation_config``, ``update_from_tokenizer``): ``_eos_token_id`` is
+what the scheduler compares with (``v1/core/sched/utils.py: check_stop``), ``_all_stop_token_ids`` is what
+``min_tokens`` holds back, ``_bad_words_token_ids`` is what the sampler reads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import attrs
 
 from lockstep_trio.engines.vllm.checks import INT32, Limits, flag, real, reject, sequence, token_ids, whole
+from lockstep_trio.engines.vllm.plain import check_extra_args
+from lockstep_trio.engines.vllm.repetition import check_repetition
 from lockstep_trio.engines.vllm.request import SamplingParams
+from lockstep_trio.engines.vllm.scoring import check_rows, check_scored, most_logprobs
 from lockstep_trio.engines.vllm.structured import check_structured, structured_key
+from lockstep_trio.engines.vllm.together import check_lengths, check_together
+from lockstep_trio.engines.vllm.version import Version
 
 MAX_ALLOWED_IDS: Final = 1024
 """``v1/worker/gpu/sample/logit_bias.py: MAX_NUM_ALLOWED_TOKEN_IDS``."""
@@ -38,6 +46,23 @@ MAX_LISTED: Final = 1024
 a lockstep group does not survive."""
 ALL_LOGPROBS: Final = (0, 10, 2)
 """The first release whose ``SamplingParams`` takes -1; the others die of it."""
+SINCE: Final[Mapping[str, Version]] = MappingProxyType(
+    {
+        "skip_reading_prefix_cache": (0, 11, 1),
+        "repetition_detection": (0, 17, 0),
+        "thinking_token_budget": (0, 19, 0),
+        # 0.20 has it, but one of its model runners does not read it, and what the other makes of it is thrown away
+        # unless ``logprobs`` is given too (``v1/core/sched/scheduler.py: update_from_output``).
+        "logprob_token_ids": (0, 21, 0),
+        "routed_experts_prompt_start": (0, 22, 0),
+        "trace_decode_token_ids": (0, 29, 0),
+        "watermarking": (0, 30, 0),
+        # 0.31 has them, but as one list of ids for all tokens of the prompt.
+        "prompt_logprob_token_ids": (0, 32, 0),
+        "prompt_logprob_start": (0, 32, 0),
+    }
+)
+"""First release with a parameter, as it is meant here; those that are not named have been there all along."""
 
 
 Check: TypeAlias = Callable[[str, object, Limits], object]
@@ -72,8 +97,7 @@ def _seed(field: str, value: object, limits: Limits) -> int:
 
 
 def _logprobs(field: str, value: object, limits: Limits) -> int:
-    caps = [cap for cap in (limits.max_logprobs, limits.vocab_size) if cap is not None and cap >= 0]
-    most = min(caps, default=INT32)
+    most = most_logprobs(limits)
     # -1 asks for the whole vocabulary, whose size must then be within the engine's limit.
     all_fit = limits.max_logprobs == -1 or (limits.vocab_size is not None and limits.vocab_size <= limits.max_logprobs)
     all_fit = all_fit and limits.versions.all_from(ALL_LOGPROBS)
@@ -114,6 +138,13 @@ def _bad_words(field: str, value: object, limits: Limits) -> list[list[int]]:
     return words
 
 
+def _trace(field: str, value: object, limits: Limits) -> list[int]:
+    ids = list(token_ids(field, value, limits.token_bound))
+    if not ids:
+        raise reject(field, value, "at least one token id, or None")
+    return ids
+
+
 _CHECKS: Final[dict[str, Check]] = {
     "temperature": _real(0, 2, "from 0 to 2"),
     "top_p": _real(0, 1, "above 0, up to 1", above=True),
@@ -134,6 +165,16 @@ _CHECKS: Final[dict[str, Check]] = {
     "allowed_token_ids": _allowed,
     "bad_words_token_ids": _bad_words,
     "structured_outputs": check_structured,
+    "logprob_token_ids": check_scored,
+    "prompt_logprob_token_ids": check_rows,
+    "prompt_logprob_start": _whole(0, INT32, f"an integer from 0 to {INT32}, or None"),
+    "repetition_detection": check_repetition,
+    "thinking_token_budget": _whole(0, INT32, f"an integer from 0 to {INT32}, or None"),
+    "skip_reading_prefix_cache": _flag,
+    "watermarking": _flag,
+    "routed_experts_prompt_start": _whole(0, INT32, f"an integer from 0 to {INT32}"),
+    "trace_decode_token_ids": _trace,
+    "extra_args": check_extra_args,
     "n": _whole(1, 1, "1: one request is one sequence"),
 }
 
@@ -150,29 +191,34 @@ def check_sampling(params: SamplingParams, prompt_length: int, limits: Limits) -
     for name, default, check in _FIELDS:
         value = getattr(params, name)
         if value is not default:  # the defaults are the engine's own, and the usual case
+            if name in SINCE:
+                _need(name, value, limits)
             checked = check(f"sampling.{name}", value, limits)
             if checked not in (default, []):
                 wire[name] = checked
+    if not SINCE.keys().isdisjoint(wire):
+        check_together(params, wire, prompt_length, limits)
     if (form := wire.pop("structured_outputs", None)) is not None:
         wire[structured_key(limits)] = form
-    _check_lengths(params, wire, prompt_length, limits.max_model_len)
+    check_lengths(params, wire, prompt_length, limits.max_model_len)
     _put_computed_keys(params, wire)
     return wire
 
 
-def _check_lengths(params: SamplingParams, wire: dict[str, object], prompt_length: int, context: int | None) -> None:
-    most = wire.setdefault("max_tokens", 16)  # required: the engine takes no "not given" for it
-    fewest = wire.get("min_tokens", 0)
-    assert isinstance(most, int)
-    assert isinstance(fewest, int)
-    if fewest > most:
-        raise reject("sampling.min_tokens", params.min_tokens, f"an integer from 0 to max_tokens, {most}")
-    if context is not None and fewest and prompt_length + fewest > context:
-        # Up to 0.26 at least, check_stop looks at min_tokens before it looks at the end of the context: such a
-        # request would neither end nor be scheduled again, and its group would step for ever.
-        raise reject("sampling.min_tokens", params.min_tokens, f"at most {context} (max_model_len) with the prompt")
-    if prompt_length + most > INT32:
-        raise reject("sampling.max_tokens", params.max_tokens, f"at most {INT32} with the prompt")
+def _need(name: str, value: object, limits: Limits) -> None:
+    """Refuse a parameter that might not be read, or be taken for something else."""
+    versions, since = limits.versions, SINCE[name]
+    if versions.all_from(since):
+        return
+    first = ".".join(map(str, since))
+    if versions.none_from(since):
+        words = f"left out: vLLM {versions} does not have it, or not as it is here; {first} was the first"
+    else:
+        words = (
+            f"left out: the engines may be vLLM {versions}, and {first} was the first to have it "
+            "(name the release: VllmProtocol(version=...))"
+        )
+    raise reject(f"sampling.{name}", value, words)
 
 
 def _put_computed_keys(params: SamplingParams, wire: dict[str, object]) -> None:

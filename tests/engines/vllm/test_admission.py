@@ -134,7 +134,8 @@ def test_whatever_is_in_range_is_admitted_and_sent_as_given(request_: EngineCore
     assert admitted.fields["prompt_token_ids"] is request_.prompt_token_ids
     sent = admitted.fields["sampling_params"]
     assert isinstance(sent, dict)
-    given_here = ("stop_token_ids", "allowed_token_ids", "eos_token_id", "bad_words_token_ids")
+    given_here = ["stop_token_ids", "allowed_token_ids", "eos_token_id", "bad_words_token_ids"]
+    given_here += ["logprob_token_ids", "prompt_logprob_token_ids"]
     for name, value in attrs.asdict(request_.sampling).items():
         if name not in given_here:
             default = getattr(SamplingParams(), name)

@@ -5,10 +5,11 @@ from typing import Any
 import attrs
 import pytest
 
-from lockstep_trio.engines.vllm import StructuredOutputs
+from lockstep_trio.engines.vllm import RepetitionDetection, StructuredOutputs
 from lockstep_trio.engines.vllm.checks import Limits
 from lockstep_trio.engines.vllm.request import SamplingParams
-from lockstep_trio.engines.vllm.sampling import check_sampling
+from lockstep_trio.engines.vllm.sampling import SINCE, check_sampling
+from lockstep_trio.engines.vllm.version import Versions, parse_version
 from lockstep_trio.errors import RequestRejected
 
 INT32 = 2**31 - 1
@@ -58,6 +59,22 @@ ACCEPTED: list[tuple[str, Any, dict[str, object]]] = [
     ("bad_words_token_ids", [[1], (2, 3)], {"_bad_words_token_ids": [[1], [2, 3]]}),
     ("bad_words_token_ids", [], {}),
     ("eos_token_id", 2, {"_eos_token_id": 2, "_all_stop_token_ids": [2]}),
+    ("logprob_token_ids", (255, 0, 255), {"logprob_token_ids": [255, 0]}),
+    ("logprob_token_ids", range(128), {"logprob_token_ids": list(range(128))}),
+    ("thinking_token_budget", 0, {"thinking_token_budget": 0}),
+    ("thinking_token_budget", INT32, {"thinking_token_budget": INT32}),
+    ("skip_reading_prefix_cache", False, {"skip_reading_prefix_cache": False}),
+    ("watermarking", False, {"watermarking": False}),
+    ("watermarking", True, {"watermarking": True}),
+    ("routed_experts_prompt_start", 3, {"routed_experts_prompt_start": 3}),
+    ("trace_decode_token_ids", [5] * 508, {"trace_decode_token_ids": [5] * 508}),
+    ("extra_args", {}, {"extra_args": {}}),
+    ("extra_args", {"a": [None, {"b": 2**64 - 1}]}, {"extra_args": {"a": [None, {"b": 2**64 - 1}]}}),
+    (
+        "repetition_detection",
+        RepetitionDetection(max_pattern_size=3, min_count=2),
+        {"repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 1, "min_count": 2}},
+    ),
 ]
 
 
@@ -86,6 +103,26 @@ REFUSED: dict[str, list[Any]] = {
     "allowed_token_ids": [[], [256], [-1], [True], "ab", 5],
     "bad_words_token_ids": [[[]], [[1], []], [[256]], [[-1]], [1], [["a"]], "ab", 5, [[1]] * 129, [[1] * 1025]],
     "structured_outputs": [{"json": {}}, "json", True, StructuredOutputs(regex="a")],
+    "logprob_token_ids": [[], [256], [-1], [True], "ab", 5, list(range(129))],
+    "prompt_logprob_token_ids": [
+        [],
+        [[]],
+        [[1]] * 2,
+        [[1]] * 4,
+        [[1], [256], [2]],
+        [range(21)] * 3,
+        [1, 2, 3],
+        "abc",
+        5,
+    ],
+    "prompt_logprob_start": [-1, 0, 1.0, True, INT32 + 1],
+    "repetition_detection": [{"max_pattern_size": 2, "min_count": 2}, (2, 1, 2), 5, True],
+    "thinking_token_budget": [-1, INT32 + 1, 1.0, True, "1"],
+    "skip_reading_prefix_cache": [0, 1, "no"],
+    "watermarking": [0, 1, "no"],
+    "routed_experts_prompt_start": [-1, 4, 1.0, True, None],
+    "trace_decode_token_ids": [[], [256], [-1], [True], "ab", 5, [5] * 509],
+    "extra_args": [[], "ab", 5, True, [("a", 1)], {1: 2}, {"a": {1}}, {"a": object()}, {"kv_transfer_params": "a"}],
     "n": [0, 2, None, True, 1.0],
 }
 
@@ -110,6 +147,9 @@ def test_the_place_within_a_field_is_named() -> None:
         ({"stop_token_ids": [1, 256]}, "sampling.stop_token_ids[1]"),
         ({"bad_words_token_ids": [[1], [2, 256]]}, "sampling.bad_words_token_ids[1][1]"),
         ({"logit_bias": {1: 0, 7: INF}}, "sampling.logit_bias[7]"),
+        ({"logprob_token_ids": [1, 256]}, "sampling.logprob_token_ids[1]"),
+        ({"trace_decode_token_ids": [1, 256]}, "sampling.trace_decode_token_ids[1]"),
+        ({"extra_args": {"a": [1, {2}]}}, "sampling.extra_args['a'][1]"),
     ]
     for fields, where in places:
         with pytest.raises(RequestRejected) as caught:
@@ -190,3 +230,45 @@ def test_logprobs_go_as_far_as_the_engine_and_the_vocabulary(
 def test_the_callers_lists_are_not_handed_on() -> None:
     stop = [1, 2]
     assert wire(stop_token_ids=stop)["stop_token_ids"] is not stop
+
+
+# A value for each field that only some releases have; for a prompt of four tokens.
+NEWER: dict[str, dict[str, Any]] = {
+    "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
+    "repetition_detection": {"repetition_detection": RepetitionDetection(max_pattern_size=3, min_count=2)},
+    "thinking_token_budget": {"thinking_token_budget": 5},
+    "logprob_token_ids": {"logprob_token_ids": [5]},
+    "routed_experts_prompt_start": {"routed_experts_prompt_start": 1},
+    "trace_decode_token_ids": {"trace_decode_token_ids": [5]},
+    "watermarking": {"watermarking": True},
+    "prompt_logprob_token_ids": {"prompt_logprob_token_ids": [[5]] * 3},
+    "prompt_logprob_start": {"prompt_logprob_start": 1, "prompt_logprob_token_ids": [[5]] * 2},
+}
+
+
+def test_every_newer_field_is_tried() -> None:
+    assert NEWER.keys() == SINCE.keys()
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_newer_field_is_sent_to_engines_that_have_it_for_certain(name: str) -> None:
+    exactly = Versions(SINCE[name], SINCE[name])
+    assert name in wire(Limits(versions=exactly), **NEWER[name])
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_newer_field_is_refused_where_nobody_would_read_it(name: str) -> None:
+    since = SINCE[name]
+    first = r"\.".join(map(str, since))
+    older = Versions((0, 10, 0), (since[0], since[1], since[2] - 1))
+    with pytest.raises(RequestRejected, match=rf"{name}.*left out: vLLM 0\.10\.0 .*does not have it.*{first}"):
+        wire(Limits(versions=older), **{name: NEWER[name][name]})
+    with pytest.raises(RequestRejected, match=rf"{name}.*may be vLLM 0\.10\.0 .*{first} was the first.*version="):
+        wire(Limits(versions=Versions((0, 10, 0), since)), **{name: NEWER[name][name]})
+
+
+def test_extra_args_are_as_old_as_everything() -> None:
+    oldest = parse_version("0.10.0")
+    assert oldest is not None
+    given = {"kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [1, 2]}, "mine": (1, b"x")}
+    assert wire(Limits(versions=oldest), extra_args=given)["extra_args"] == given
