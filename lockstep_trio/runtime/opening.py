@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
 import trio
@@ -28,6 +29,9 @@ HEARTBEAT_MARGIN = 30.0
 
 MAX_HEARTBEAT = 3600.0
 """Seconds; the longest that is chosen by itself."""
+
+MACHINE: ContextVar[Callable[..., GroupMachine]] = ContextVar("lockstep_trio machine", default=GroupMachine)
+"""What makes the machine of a group. The test kit puts a witness in its place, or one with another wake rule."""
 
 logger = logging.getLogger("lockstep_trio")
 
@@ -129,7 +133,7 @@ async def open_group(
             session = protocol.session(infos, lockstep=lockstep)
             for caution in session.cautions:
                 logger.warning("%s", caution)
-            machine = GroupMachine(
+            machine = MACHINE.get()(
                 ranks,
                 lockstep=session.lockstep,
                 max_in_flight=max_in_flight,

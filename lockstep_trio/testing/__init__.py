@@ -6,6 +6,11 @@ module                what it holds
 ``rank_model``        one engine rank as a value, and a step of a whole lockstep group
 ``explorer``          every interleaving of the real machine with model ranks
 ``rules``             the wake rule, and those that do not work, by name
+``schedules``         what callers, the network and ranks do, as values and as JSON
+``running``           ``run_schedule``: the real client does what a schedule says, the same each time
+``translation``       what the explorer found, as a schedule
+``corpus``            the schedules that found something once
+``arranging``         to cancel a task at its n-th checkpoint, and to seed Trio's order of tasks
 ``engine_rank``       a model rank that speaks the engine's wire
 ``driven``            what can be done by hand with a group of such ranks
 ``simulated``         a group of them in memory, behind ``memory_link``; by hand or by itself

@@ -81,6 +81,15 @@ class Pipe:
         if self.readable:
             self.news.set()
 
+    def let_if_held(self, count: int) -> None:
+        """The same; nothing if it is not held."""
+        if self._let_through is not None:
+            self.let(count)
+
+    def drop(self) -> bool:
+        """The next message is lost. Returns whether there was one."""
+        return bool(self._frames) and self._frames.popleft() is not None
+
     def release(self) -> None:
         """Everything arrives as it is sent again."""
         self._let_through = None

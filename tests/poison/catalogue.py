@@ -55,8 +55,8 @@ class Poison:
     harm: Harm
     seen: bool = False
     """It was sent to a real group (vLLM 0.32.0, two ranks on a CPU) that died of it as ``harm`` says. Where that is
-    FATAL and was not seen, it was read from the engine's source. All that are said to do no harm were sent and did
-    none, but for ids, of which the engine asks nothing."""
+    FATAL and was not seen, it was read from the engine's source. What is said to do no harm was sent and did none, but
+    for ids, of which the engine asks nothing, and for fields that came with 0.17 or later, which were read."""
 
     @property
     def part(self) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import attrs
@@ -14,9 +13,13 @@ import trio.testing
 from lockstep_trio.engines.vllm import EngineCoreRequest, RequestOutput, SamplingParams, VllmProtocol
 from lockstep_trio.runtime import Group, RequestStream, open_group
 from lockstep_trio.runtime.coordinator import Coordinator
+from lockstep_trio.testing.arranging import CancelAt, cancelling, seeded
 from lockstep_trio.testing.engine_rank import DEFAULT_SYNC, tokens_of
 from lockstep_trio.testing.rank_model import Add, Drop, StartWave, Sync, ToRank
 from lockstep_trio.testing.simulated import SimulatedGroup
+
+__all__ = ["CancelAt", "cancelling", "seeded"]
+"""From the kit; the rest is defined here."""
 
 Stream: TypeAlias = RequestStream[RequestOutput]
 
@@ -177,71 +180,6 @@ async def follow(stream: Stream, outcome: Outcome) -> None:
             outcome.finished = output.finished
     except Exception as error:  # noqa: BLE001  # looked at by the test
         outcome.error = error
-
-
-class CancelAt(trio.abc.Instrument):
-    """Cancels a scope right after a task has made its n-th step inside it, so while it sits in its n-th checkpoint.
-
-    Args:
-        step: After which step, from 1.
-        everybody: Count the steps of all tasks, to hit the target also while others are half way.
-    """
-
-    def __init__(self, step: int, *, everybody: bool = False) -> None:
-        self.step = step
-        self.everybody = everybody
-        self.fired = False
-        self._count = 0
-        self._task: trio.lowlevel.Task | None = None
-        self._scope = trio.CancelScope()
-
-    @contextmanager
-    def target(self, *, armed: bool = True) -> Iterator[trio.CancelScope]:
-        """Around what shall be cancelled, in the task to be counted. Steps count from here, or else from ``arm``."""
-        self._scope = trio.CancelScope()
-        if armed:
-            self.arm()
-        try:
-            with self._scope:
-                yield self._scope
-        finally:
-            self._task = None
-
-    def arm(self) -> None:
-        self._task = trio.lowlevel.current_task()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if self._task is None or not (self.everybody or task is self._task):
-            return
-        self._count += 1
-        if self._count == self.step:
-            self.fired = True
-            self._scope.cancel()
-
-
-@contextmanager
-def cancelling(step: int) -> Iterator[trio.CancelScope]:
-    """Cancels the block after so many steps of this task."""
-    instrument = CancelAt(step)
-    trio.lowlevel.add_instrument(instrument)
-    try:
-        with instrument.target() as scope:
-            yield scope
-    finally:
-        trio.lowlevel.remove_instrument(instrument)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """The order in which Trio runs tasks that are ready at the same time, repeatable if this Trio lets us."""
-    order = getattr(getattr(trio, "_core")._run, "_r", None)  # noqa: B009
-    if isinstance(order, random.Random):
-        before = order.getstate()
-        order.seed(seed)
-        yield
-        order.setstate(before)
-    else:
-        yield
 
 
 def unsent(sim: SimulatedGroup, rank: int) -> Sequence[list[bytes]]:

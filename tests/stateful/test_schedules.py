@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from lockstep_trio.core import WaveRule
 from lockstep_trio.testing import rules as alternatives
 from lockstep_trio.testing.rank_model import Sync
-from stateful.schedules import (
+from lockstep_trio.testing.running import run_schedule
+from lockstep_trio.testing.schedules import (
     Action,
     Advance,
     Call,
@@ -30,22 +31,21 @@ from stateful.schedules import (
     Kill,
     Leave,
     Let,
-    Plan,
     Poll,
     Receive,
     Release,
     Rest,
+    Schedule,
     Step,
     Submit,
     Turns,
-    run,
 )
 
-REGRESSIONS: list[Plan] = [
+REGRESSIONS: list[Schedule] = [
     # A submit that overtakes the news of a drain; without the re-wake it is stranded.
-    Plan((Submit(1, pin=0, cancel_after=3), Rest(), Submit(20, pin=0)), sync=Sync(first=False, every=2)),
+    Schedule((Submit(1, pin=0, cancel_after=3), Rest(), Submit(20, pin=0)), sync=Sync(first=False, every=2)),
     # Left before anything came back of it, at the edge of a wave; without the fence its rank waits for ever.
-    Plan(
+    Schedule(
         (
             Hold(0, to_rank=True),
             Submit(1),
@@ -64,15 +64,15 @@ REGRESSIONS: list[Plan] = [
         seed=2,
     ),
     # Left behind a full link, so that the ABORT and its fence wait in the outbox.
-    Plan(
+    Schedule(
         (Submit(20, cancel_after=2), Submit(20, pin=0), Forget(1), Rest(), Submit(3), Turns(4), Leave(2)),
         sync=Sync(first=True, every=2),
         capacity=1,
     ),
     # A final output that crosses the owner's leave.
-    Plan((Submit(1, pin=0), Rest(), CloseGroup()), sync=Sync(first=True, every=2), seed=1),
+    Schedule((Submit(1, pin=0), Rest(), CloseGroup()), sync=Sync(first=True, every=2), seed=1),
     # An independent rank that was polled by hand before the simulation ran by itself never stepped again.
-    Plan((Submit(3, pin=0), Turns(2), Advance(2), Poll(0, 3)), lockstep=False, capacity=3, unread_limit=2, seed=6),
+    Schedule((Submit(3, pin=0), Turns(2), Advance(2), Poll(0, 3)), lockstep=False, capacity=3, unread_limit=2, seed=6),
 ]
 
 small = st.integers(0, 3)
@@ -112,9 +112,9 @@ def flat(parts: list[list[Action]]) -> tuple[Action, ...]:
     return tuple(itertools.chain.from_iterable(parts))
 
 
-def plans(*, lockstep: bool, actions: list[st.SearchStrategy[Action]]) -> st.SearchStrategy[Plan]:
+def plans(*, lockstep: bool, actions: list[st.SearchStrategy[Action]]) -> st.SearchStrategy[Schedule]:
     return st.builds(
-        Plan,
+        Schedule,
         # Lists of lists, because Hypothesis makes lists of about six.
         st.lists(st.lists(st.one_of(actions), min_size=1, max_size=10), min_size=1, max_size=10).map(flat),
         ranks=st.sampled_from([2, 2, 3]),
@@ -132,25 +132,25 @@ many = settings(max_examples=3 * settings().max_examples, suppress_health_check=
 
 @many
 @given(plans(lockstep=True, actions=everyday))
-def test_a_lockstep_group_serves_everybody_and_is_never_stuck(plan: Plan) -> None:
-    run(plan)
+def test_a_lockstep_group_serves_everybody_and_is_never_stuck(plan: Schedule) -> None:
+    run_schedule(plan).require()
 
 
 @many
 @given(plans(lockstep=True, actions=3 * everyday + disasters))
-def test_a_lockstep_group_ends_every_stream_once_whatever_happens_to_it(plan: Plan) -> None:
-    run(plan)
+def test_a_lockstep_group_ends_every_stream_once_whatever_happens_to_it(plan: Schedule) -> None:
+    run_schedule(plan).require()
 
 
 @many
 @given(plans(lockstep=False, actions=3 * everyday + disasters))
-def test_independent_ranks_end_every_stream_once_whatever_happens_to_them(plan: Plan) -> None:
-    run(plan)
+def test_independent_ranks_end_every_stream_once_whatever_happens_to_them(plan: Schedule) -> None:
+    run_schedule(plan).require()
 
 
 @pytest.mark.parametrize("plan", REGRESSIONS, ids=range(len(REGRESSIONS)))
-def test_plans_that_failed_once(plan: Plan) -> None:
-    run(plan)
+def test_plans_that_failed_once(plan: Schedule) -> None:
+    run_schedule(plan).require()
 
 
 def examples_until_found(rule: Callable[[int], WaveRule], budget: int) -> int | None:
@@ -159,10 +159,10 @@ def examples_until_found(rule: Callable[[int], WaveRule], budget: int) -> int | 
 
     @settings(max_examples=budget, phases=[Phase.generate], derandomize=True, database=None, deadline=None)
     @given(plans(lockstep=True, actions=everyday))
-    def search(plan: Plan) -> None:
+    def search(plan: Schedule) -> None:
         nonlocal seen
         seen += 1
-        run(plan, rule)
+        run_schedule(plan, rule).require()
 
     try:
         search()
