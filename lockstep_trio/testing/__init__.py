@@ -8,6 +8,7 @@ module                what it holds
 ``rules``             the wake rule, and those that do not work, by name
 ``schedules``         what callers, the network and ranks do, as values and as JSON
 ``running``           ``run_schedule``: the real client does what a schedule says, the same each time
+``strategies``        schedules for Hypothesis (needs the extra ``testing``)
 ``translation``       what the explorer found, as a schedule
 ``corpus``            the schedules that found something once
 ``arranging``         to cancel a task at its n-th checkpoint, and to seed Trio's order of tasks

@@ -269,6 +269,8 @@ class _Run:
         """Results of utility calls, or the errors that ended them."""
         self.pauses: list[object] = []
         """Likewise of pauses and resumes."""
+        self.asked = 0
+        """How many of these there are to be."""
         self.witness: Witness
         self.killed: set[int] = set()
         self.lost = False
@@ -357,8 +359,11 @@ class _Run:
 
     async def _resume_in_the_end(self) -> None:
         """A group that was left paused would keep everybody waiting."""
-        while self.witness.machine.pause is not PausePhase.WORKING and not self.left_early:
+        while self.asked != len(self.pauses) or self.witness.machine.pause is not PausePhase.WORKING:
+            if self.left_early or self._group.fault is not None:
+                return
             if self.witness.machine.pause is PausePhase.PAUSED:
+                self.asked += 1
                 await self._pause_or_resume(None)
             else:
                 await trio.sleep(1)
@@ -428,8 +433,10 @@ class _Run:
             case Call():
                 self._people.start_soon(self._call)
             case PauseGroup(mode):
+                self.asked += 1
                 self._people.start_soon(self._pause_or_resume, mode)
             case ResumeGroup():
+                self.asked += 1
                 self._people.start_soon(self._pause_or_resume, None)
             case CloseGroup():
                 self.left_early = True
