@@ -11,6 +11,7 @@ import lockstep_trio
 
 from .demo import demo
 from .exits import Failure
+from .explore import explore
 from .mock import mock
 from .probe import probe
 
@@ -21,7 +22,7 @@ def cli() -> None:
     """Talk to a group of inference-engine ranks, or play one."""
 
 
-for command in (demo, mock, probe):
+for command in (demo, mock, probe, explore):
     cli.add_command(command)
 
 

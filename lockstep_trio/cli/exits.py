@@ -19,6 +19,8 @@ class Exit(enum.IntEnum):
     NOT_UP = 3
     ENGINE_LOST = 4
     REJECTED = 5
+    FOUND = 6
+    UNDECIDED = 7
 
 
 @final

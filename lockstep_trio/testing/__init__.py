@@ -5,7 +5,10 @@ module                what it holds
 ====================  =============================================================================
 ``rank_model``        one engine rank as a value, and a step of a whole lockstep group
 ``explorer``          every interleaving of the real machine with model ranks
+``worlds``            the states that it visits, and the moves between them
+``orbits``            which of those differ by names alone
 ``rules``             the wake rule, and those that do not work, by name
+``drawing``           a time line of what the explorer found, as text and as SVG
 ``schedules``         what callers, the network and ranks do, as values and as JSON
 ``running``           ``run_schedule``: the real client does what a schedule says, the same each time
 ``strategies``        schedules for Hypothesis (needs the extra ``testing``)

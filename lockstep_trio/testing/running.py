@@ -68,7 +68,7 @@ from .simulated import SimulatedGroup
 PATIENCE = 3600.0
 """Virtual seconds after which whatever has not ended is stuck. None pass unless nothing else can happen."""
 GRACE = 600.0
-MOST_EVENTS = 20_000
+MOST_EVENTS = 5_000
 """A group that has more to tell than that does not come to rest: steps take no time, so the clock does not show it."""
 PROMPT = 7
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ def test_every_option_of_a_command_is_in_its_section(name: str) -> None:
 
 
 @pytest.mark.parametrize("code", list(Exit))
-def test_every_exit_code_is_on_the_page_and_in_the_help_of_the_probe(code: Exit) -> None:
-    assert f"\n| {code} |" in PAGE
-    assert f"\n  {code}  " in (cli.commands["probe"].epilog or "")
+def test_every_exit_code_is_on_the_page_and_in_the_help_of_each_command_that_has_it(code: Exit) -> None:
+    row = PAGE.partition(f"\n| {code} |")[2].partition("\n")[0]
+    assert row
+    heads = re.findall(r"`(\w+)`", PAGE.partition("\n| code |")[2].partition("\n")[0])
+    cells = [cell.strip() for cell in row.rstrip("|").split("|")]
+    for name, meaning in zip(heads, cells, strict=True):
+        assert (f"\n  {code}  " in (cli.commands[name].epilog or "")) == bool(meaning), name
