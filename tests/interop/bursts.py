@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import attrs
 import trio
 
-from interop.host import OpenGroup, parked
+from interop.host import OpenGroup, moved, parked
 from lockstep_trio import EngineCoreRequest, RequestOutput, RequestStream, SamplingParams
 from lockstep_trio.core import Event, WaveDone
 
@@ -64,6 +64,29 @@ class Tally:
     fences: int = 0
     waves: int = 0
 
+    def figures(self) -> Iterator[tuple[str, float, str]]:
+        """Name, value and unit of what is worth a look."""
+        yield "ADDs", self.adds, ""
+        yield "finished", self.finished, ""
+        yield "left early", self.left, ""
+        yield "left before their first output", self.left_unstarted, ""
+        yield "cancelled before anything was sent", self.unsent, ""
+        yield "START broadcasts", self.starts, ""
+        yield "STARTs per request and rank", self.starts / max(self.adds, 1), ""
+        yield "re-wakes", self.rewakes, ""
+        yield "fences", self.fences, ""
+        yield "waves", self.waves, ""
+        yield "longest wait for a first output", self.longest_wait, "s"
+
+    def check(self) -> None:
+        """That nothing was stranded, and that the numbers go together."""
+        assert self.stranded == []
+        assert self.wrong == []
+        assert self.submitted == self.adds + self.unsent
+        assert self.adds == self.finished + self.left
+        assert self.aborts == self.left
+        assert self.starts == self.waves
+
 
 @attrs.define
 class Bursts:
@@ -89,12 +112,7 @@ class Bursts:
             tally.adds += new.counts.adds - old.counts.adds
             tally.aborts += new.counts.aborts - old.counts.aborts
             tally.fences += new.counts.fences - old.counts.fences
-        starts = {new.counts.starts - old.counts.starts for new, old in zip(after.ranks, before.ranks, strict=True)}
-        assert len(starts) == 1, "every START goes to all ranks"
-        [tally.starts] = starts
-        assert after.state.clock is not None
-        assert before.state.clock is not None
-        tally.waves = after.state.clock - before.state.clock
+        tally.starts, tally.waves = moved(before, after)
         return tally
 
     async def _burst(self, nursery: trio.Nursery) -> None:

@@ -15,20 +15,37 @@ from interop.releases import RELEASES, find
 
 
 @pytest.fixture(scope="session")
-def environment() -> Environment:
-    found = locate()
+def engine_version() -> str:
+    """The release that is run; modules that run another one override it."""
+    return DEFAULT_VERSION
+
+
+@pytest.fixture(scope="session")
+def engine_arguments() -> tuple[str, ...]:
+    """More of the command line of ``engine``; for modules to override."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def environment(engine_version: str) -> Environment:
+    found = locate(engine_version)
     if found is None:
-        pytest.skip("no engine environment: python tests/interop/environment.py --ensure")
+        ensure = f"python tests/interop/environment.py --version {engine_version} --ensure"
+        pytest.skip(f"no environment of vLLM {engine_version}: {ensure}")
     return found
 
 
 @pytest.fixture(scope="module")
 def engine(
-    request: pytest.FixtureRequest, environment: Environment, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    environment: Environment,
+    engine_arguments: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VllmGroup]:
     """Two ranks that are still loading. Stopped with the module: two groups at once would not fit a small machine."""
     failed = request.session.testsfailed
-    with VllmGroup(environment, tmp_path_factory.mktemp("engine"), port=free_port(), ranks=2) as group:
+    directory = tmp_path_factory.mktemp("engine")
+    with VllmGroup(environment, directory, port=free_port(), ranks=2, arguments=engine_arguments) as group:
         print(f"\nstarting a real engine, which takes some minutes; its log: {group.log_path}", flush=True)
         yield group
         if request.session.testsfailed > failed:

@@ -130,6 +130,15 @@ def _is_parked(seen: GroupStatistics) -> bool:
     return not busy and all(rank.counts.last_done == last for rank in seen.ranks)
 
 
+def moved(before: GroupStatistics, after: GroupStatistics) -> tuple[int, int]:
+    """START broadcasts and waves between two moments at which the group was parked."""
+    starts = {new.counts.starts - old.counts.starts for new, old in zip(after.ranks, before.ranks, strict=True)}
+    assert len(starts) == 1, "every START goes to all ranks"
+    assert before.state.clock is not None
+    assert after.state.clock is not None
+    return starts.pop(), after.state.clock - before.state.clock
+
+
 async def tokens_of(group: OpenGroup, request: EngineCoreRequest) -> list[int]:
     """Submit a request and read it to its end."""
     tokens: list[int] = []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
 from typing import TypeVar
 
 import attrs
@@ -21,7 +18,20 @@ from hypothesis import strategies as st
 
 from interop.bursts import Bursts
 from interop.group import MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL
-from interop.host import CLOSE_GRACE, GroupHost, OpenGroup, answers, parked, tokens_of
+from interop.host import CLOSE_GRACE, GroupHost, OpenGroup, answers, moved, parked, tokens_of
+from interop.scenarios import (
+    ASLEEP,
+    AWAKE,
+    LONGEST,
+    PROMPT,
+    PausedUnderLoad,
+    StreamsLeft,
+    asking,
+    check_rows,
+    good_requests_work,
+    outputs_of,
+    request,
+)
 from interop.trial import Plan, Trial
 from lockstep_trio import (
     EngineCoreRequest,
@@ -30,12 +40,9 @@ from lockstep_trio import (
     RequestOutput,
     RequestRejected,
     RequestStream,
-    SamplingParams,
     UtilityFailed,
 )
-from lockstep_trio.core import Load
-from lockstep_trio.engines.protocol import LoadReport, PauseMode
-from lockstep_trio.engines.vllm import Logprobs
+from lockstep_trio.engines.protocol import PauseMode
 from lockstep_trio.engines.vllm.asking import SURPLUS, methods_to_ask
 from poison import catalogue
 from poison.valid import requests as valid_requests
@@ -50,13 +57,6 @@ BURST_SEED = 20_032
 VALID_REQUESTS = int(os.environ.get("LOCKSTEP_VALID_REQUESTS", "300"))
 VALID_SEED = os.environ.get("LOCKSTEP_VALID_SEED", "20033")
 """A number, or ``random`` to draw others than last time."""
-PROMPT = [1, 2, 3, 4]
-AWAKE = {0: False, 1: False}
-LONGEST = MAX_MODEL_LEN - len(PROMPT)
-
-
-def request(tokens: int, rank: int | None = None) -> EngineCoreRequest:
-    return EngineCoreRequest(PROMPT, SamplingParams(temperature=0.0, max_tokens=tokens), data_parallel_rank=rank)
 
 
 def test_two_ranks_come_up_and_are_found_to_step_in_lockstep(host: GroupHost, figure: Figure) -> None:
@@ -112,12 +112,7 @@ def test_a_hundred_one_token_requests_one_at_a_time_leave_no_rank_waiting(host: 
             assert len(await tokens_of(group, request(1, number % 2))) == 1
             waits.append(trio.current_time() - begun)
             assert await answers(group) == AWAKE
-        after = await parked(group)
-        assert before.state.clock is not None
-        assert after.state.clock is not None
-        starts = [new.counts.starts - old.counts.starts for new, old in zip(after.ranks, before.ranks, strict=True)]
-        assert starts[0] == starts[1]
-        return waits, starts[0], after.state.clock - before.state.clock
+        return waits, *moved(before, await parked(group))
 
     waits, starts, waves = host.run(use, limit=240.0)
     figure("vllm: 100 one-token requests, one at a time", sum(waits), "s")
@@ -136,38 +131,16 @@ def test_random_bursts_with_a_third_left_early_strand_nothing(host: GroupHost, f
     bursts = Bursts(host.group, random.Random(BURST_SEED))
     awake = host.run(use, limit=BURST_SECONDS + 90.0)
     tally = bursts.tally
-    assert tally.stranded == []
-    for name, value in (
-        ("ADDs", tally.adds),
-        ("finished", tally.finished),
-        ("left early", tally.left),
-        ("left before their first output", tally.left_unstarted),
-        ("cancelled before anything was sent", tally.unsent),
-        ("START broadcasts", tally.starts),
-        ("STARTs per request and rank", tally.starts / tally.adds),
-        ("re-wakes", tally.rewakes),
-        ("fences", tally.fences),
-        ("waves", tally.waves),
-    ):
-        figure(f"vllm bursts: {name}", value, "")
+    for name, value, unit in tally.figures():
+        figure(f"vllm bursts: {name}", value, unit)
     figure("vllm bursts: length", BURST_SECONDS, "s")
-    figure("vllm bursts: longest wait for a first output", tally.longest_wait, "s")
-    assert tally.wrong == []
-    assert tally.submitted == tally.adds + tally.unsent
-    assert tally.adds == tally.finished + tally.left
-    assert tally.aborts == tally.left
+    tally.check()
     assert tally.left > 0.25 * tally.adds
-    assert tally.starts == tally.waves
     assert awake == AWAKE
 
 
 def batches(rows: Sequence[T], size: int = 10) -> Iterator[Sequence[T]]:
     return (rows[at : at + size] for at in range(0, len(rows), size))
-
-
-async def good_requests_work(group: OpenGroup) -> None:
-    for rank in (0, 1):
-        assert len(await tokens_of(group, request(2, rank))) == 2
 
 
 def test_the_catalogue_is_written_for_this_group() -> None:
@@ -247,36 +220,9 @@ def test_what_passes_admission_never_hurts_the_engine(host: GroupHost, figure: F
     host.run(use)
 
 
-def asking(prompt: Sequence[int], tokens: int, rank: int | None = None, **params: int) -> EngineCoreRequest:
-    return EngineCoreRequest(
-        prompt, SamplingParams(temperature=0.0, max_tokens=tokens, **params), data_parallel_rank=rank
-    )
-
-
-def check_rows(logprobs: Logprobs | None, tokens: Sequence[int], count: int, *, greedy: bool) -> None:
-    """One row per token, the likeliest in falling order, and probabilities that are some."""
-    assert logprobs is not None
-    rows = list(logprobs)
-    assert [row.token_id for row in rows] == list(tokens)
-    for row in rows:
-        top = row.top(count)
-        assert len(top) == count
-        values = [value for _, value in top]
-        assert values == sorted(values, reverse=True)
-        assert 0.0 < sum(map(math.exp, values)) <= 1.0001
-        assert row.logprob <= values[0]
-        assert row.rank != 1 or row.logprob == values[0]
-        # Not rank 1: the engine counts every token that is at least as likely, and these weights give ties.
-        assert row.logprob == values[0] or not greedy
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_logprobs_come_row_by_row_with_the_tokens_that_they_belong_to(host: GroupHost, rank: int) -> None:
-    async def use(group: OpenGroup) -> list[RequestOutput]:
-        async with await group.submit(asking(PROMPT, 12, rank, logprobs=5)) as stream:
-            return [output async for output in stream]
-
-    outputs = host.run(use)
+    outputs = host.run(lambda group: outputs_of(group, asking(PROMPT, 12, rank, logprobs=5)))
     assert sum(len(output.token_ids) for output in outputs) == 12
     for output in outputs:
         if output.token_ids:
@@ -306,8 +252,7 @@ def test_requests_of_one_step_that_ask_for_more_and_for_less_get_what_they_asked
         found: list[list[RequestOutput]] = [[], []]
 
         async def read(at: int, logprobs: int) -> None:
-            async with await group.submit(asking(PROMPT, 40, 0, logprobs=logprobs)) as stream:
-                found[at] = [output async for output in stream]
+            found[at] = await outputs_of(group, asking(PROMPT, 40, 0, logprobs=logprobs))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, 0, 1)
@@ -326,12 +271,7 @@ def test_logprobs_of_a_prompt_come_with_its_first_output_in_line_or_in_frames_of
     host: GroupHost, length: int
 ) -> None:
     prompt = [at % 250 for at in range(7, 7 + length)]
-
-    async def use(group: OpenGroup) -> list[RequestOutput]:
-        async with await group.submit(asking(prompt, 3, prompt_logprobs=3)) as stream:
-            return [output async for output in stream]
-
-    first, *rest = host.run(use)
+    first, *rest = host.run(lambda group: outputs_of(group, asking(prompt, 3, prompt_logprobs=3)))
     check_rows(first.prompt_logprobs, prompt[1:], 3, greedy=False)
     assert all(output.prompt_logprobs is None and output.logprobs is None for output in rest)
 
@@ -344,9 +284,7 @@ def test_a_prompt_that_was_seen_before_is_found_in_the_cache_and_the_first_outpu
         for _ in range(2):
             # With a salt of its own: other tests' prompts begin like this one.
             request = attrs.evolve(asking(prompt, 2, 0), cache_salt="seen before")
-            async with await group.submit(request) as stream:
-                first, *_ = [output async for output in stream]
-                found.append(first)
+            found.append((await outputs_of(group, request))[0])
         return found
 
     first, second = host.run(use)
@@ -362,8 +300,8 @@ def test_the_name_of_the_weights_is_that_which_was_set_last(host: GroupHost) -> 
         found = []
         for name in ("step-7", "default"):
             await group.call_utility("set_weight_version", name)
-            async with await group.submit(asking(PROMPT, 3)) as stream:
-                found.append({version async for output in stream for version in output.weight_versions})
+            outputs = await outputs_of(group, request(3))
+            found.append({version for output in outputs for version in output.weight_versions})
         return found
 
     assert host.run(use) == [{"step-7"}, {None}]
@@ -373,39 +311,11 @@ def test_the_name_of_the_weights_is_that_which_was_set_last(host: GroupHost) -> 
 def test_requests_that_run_and_arrive_while_the_group_pauses_and_resumes_are_all_served(
     host: GroupHost, mode: PauseMode, figure: Figure
 ) -> None:
-    ends: list[tuple[int, int]] = []
-
-    async def ask_on(group: OpenGroup, draw: random.Random, expected: Sequence[int]) -> None:
-        for _ in itertools.count():
-            wanted = draw.randrange(1, len(expected))
-            tokens = await tokens_of(group, request(wanted, draw.choice((None, 0, 1))))
-            assert tokens == list(expected[: len(tokens)])
-            ends.append((wanted, len(tokens)))
-
-    async def use(group: OpenGroup) -> float:
-        expected = await tokens_of(group, request(40))
-        longest = 0.0
-        async with trio.open_nursery() as nursery:
-            for seed in range(6):
-                nursery.start_soon(ask_on, group, random.Random(seed), expected)
-            for _ in range(5):
-                before = len(ends)
-                while len(ends) < before + 6:
-                    await trio.sleep(0.005)  # nobody announces it
-                begun = trio.current_time()
-                await group.pause(mode, timeout=30.0)
-                longest = max(longest, trio.current_time() - begun)
-                assert await answers(group) == {0: True, 1: True}
-                await group.resume(timeout=30.0)
-                assert await answers(group) == AWAKE
-            nursery.cancel_scope.cancel()
-        await parked(group)
-        await good_requests_work(group)
-        return longest
-
-    figure(f"vllm: a pause of mode {mode} under load, at most", host.run(use, limit=120.0), "s")
+    load = PausedUnderLoad(host.group, mode)
+    host.run(lambda _: load.run(), limit=120.0)
+    figure(f"vllm: a pause of mode {mode} under load, at most", load.longest, "s")
     if mode != "abort":
-        assert all(wanted == got for wanted, got in ends)
+        assert all(wanted == got for wanted, got in load.ends)
 
 
 def test_an_idle_group_that_pauses_takes_requests_once_it_resumes(host: GroupHost) -> None:
@@ -436,7 +346,7 @@ def test_an_idle_group_that_pauses_takes_requests_once_it_resumes(host: GroupHos
 def test_a_group_that_sleeps_without_letting_go_of_memory_is_woken(host: GroupHost) -> None:
     async def use(group: OpenGroup) -> None:
         await group.sleep(0, mode="keep", timeout=30.0)
-        assert await answers(group) == {0: True, 1: True}
+        assert await answers(group) == ASLEEP
         assert await group.wake_up(["scheduling"], timeout=30.0) is True
         await good_requests_work(group)
 
@@ -462,45 +372,10 @@ def test_what_older_engines_are_asked_is_answered_as_it_should_be_and_nothing_is
 
 
 def test_leaving_a_stream_frees_its_slot_on_the_engine(host: GroupHost, figure: Figure) -> None:
-    async def reported(group: OpenGroup) -> Load:
-        """What rank 0 says of its queues: the machine takes reports in when it places a request, here on rank 1."""
-        await tokens_of(group, request(1, rank=1))
-        return group.statistics().state.ranks[0].load
-
-    async def until_reported(group: OpenGroup, waiting: int, running: int) -> float:
-        begun = trio.current_time()
-        while ((load := await reported(group)).waiting, load.running) != (waiting, running):
-            assert trio.current_time() - begun < 10.0, f"rank 0 still reports {load}"
-        return trio.current_time() - begun
-
-    async def cache_is_free(group: OpenGroup) -> object:
-        """The engine drops its prefix cache only while no request holds a block of it."""
-        return (await group.call_utility("reset_prefix_cache", ranks=[0]))[0]
-
-    async def use(group: OpenGroup) -> tuple[float, float]:
-        async with AsyncExitStack() as stack:
-            streams = [
-                await stack.enter_async_context(await group.submit(request(LONGEST, rank=0)))
-                for _ in range(MAX_NUM_SEQS + 2)
-            ]
-            await until_reported(group, waiting=2, running=MAX_NUM_SEQS)
-            assert await cache_is_free(group) is False
-            for stream in streams[1:]:
-                await stream.aclose()
-            to_one = await until_reported(group, waiting=0, running=1)
-            assert await cache_is_free(group) is False
-            assert group.statistics().state.in_flight == 1
-        begun = trio.current_time()
-        while not await cache_is_free(group):
-            assert trio.current_time() - begun < 10.0, "somebody still holds blocks"
-        to_none = trio.current_time() - begun
-        await parked(group)
-        assert group._coordinator.drivers[0].load == LoadReport(waiting=0, running=0, kv_usage=0.0)
-        return to_one, to_none
-
-    to_one, to_none = host.run(use)
-    figure("vllm: leaving 9 streams until the engine reports it", to_one, "s")
-    figure("vllm: leaving the last one until its blocks are free", to_none, "s")
+    left = StreamsLeft(host.group)
+    host.run(lambda _: left.run())
+    figure("vllm: leaving 9 streams until the engine reports it", left.to_one, "s")
+    figure("vllm: leaving the last one until its blocks are free", left.to_none, "s")
 
 
 def test_closing_with_streams_open_settles_and_leaves_the_engine_alive(host: GroupHost, figure: Figure) -> None:

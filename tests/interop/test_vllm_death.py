@@ -1,4 +1,4 @@
-"""A real group of its own, of which one rank is killed."""
+"""A real group of its own that tells of its steps, and of which one rank is killed in the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import attrs
 import pytest
 import trio
 
+from interop import steps
 from interop.host import GroupHost, OpenGroup
 from lockstep_trio import EngineCoreRequest, Fault, FaultKind, GroupFailed, SamplingParams
 
@@ -27,6 +28,26 @@ class Ends:
 
     errors: list[BaseException | None] = attrs.field(factory=list)
     times: list[float] = attrs.field(factory=list)
+
+
+@pytest.fixture(scope="module")
+def engine_arguments() -> tuple[str, ...]:
+    return steps.TOLD
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, 1), (2, 16), (16, 16), (17, 32)])
+def test_a_wave_with_a_request_takes_so_many_steps(
+    host: GroupHost, tokens: int, expected: int, figure: Callable[[str, float, str], None]
+) -> None:
+    wave = host.run(lambda group: steps.wave_of_a_request(group, tokens))
+    figure(f"vllm: steps of a wave with one request of {tokens}", wave.steps[0], "")
+    figure("vllm: from its last output to its end", wave.drain or 0.0, "s")
+    assert wave.steps == (expected, expected)
+
+
+def test_a_wave_without_a_request_takes_a_single_step(host: GroupHost) -> None:
+    for _ in range(2):
+        assert host.run(steps.wave_of_a_pause).steps == (1, 1)
 
 
 def test_killing_one_rank_fails_every_stream_and_names_the_rank(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from interop import scenarios
 from interop.environment import Environment
 from interop.group import EOS, VllmGroup, free_port
 from interop.host import GroupHost, OpenGroup, tokens_of
@@ -50,6 +51,13 @@ def test_a_single_engine_comes_up_streams_and_is_never_started(host: GroupHost) 
         assert group.statistics().ranks[0].counts.starts == 0
 
     host.run(use)
+
+
+def test_logprobs_come_as_arrays_of_a_row_per_token_and_a_column_per_rival(host: GroupHost) -> None:
+    asked = scenarios.asking(PROMPT, 6, logprobs=4, prompt_logprobs=2)
+    outputs = host.run(lambda group: scenarios.outputs_of(group, asked))
+    assert sum(len(output.token_ids) for output in outputs) == 6
+    scenarios.check_scores(outputs, PROMPT, 2, 4)
 
 
 def test_an_output_is_one_of_the_choices(host: GroupHost) -> None:
