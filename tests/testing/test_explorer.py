@@ -66,6 +66,8 @@ def test_the_exact_rule_is_never_stuck_and_always_can_settle(case: Case) -> None
         (2, ((0, 2), (1, 1), (0, 1))),
         (3, ((0, 1), (1, 1))),
         (3, ((0, 1), (0, 1))),
+        (3, ((0, 1), (1, 1), (2, 1))),
+        (3, ((0, 1), (1, 1), (0, 1))),
     ],
     ids=str,
 )
@@ -172,7 +174,7 @@ def test_found_schedules_are_shortest() -> None:
     for _ in range(len(found.schedule)):
         moves = [(world, list(world.moves())) for world in frontier]
         assert all(possible or world.settled for world, possible in moves)
-        distinct = {tuple(after.parts()): after for world, possible in moves for after in map(world.after, possible)}
+        distinct = {after.form(): after for world, possible in moves for after in map(world.after, possible)}
         frontier = list(distinct.values())
 
 
