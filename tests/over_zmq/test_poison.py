@@ -75,7 +75,8 @@ async def test_a_poison_is_refused_by_field_value_and_limit_and_nothing_of_it_is
 def test_every_field_of_a_request_is_in_the_catalogue_once_per_value() -> None:
     sampling = {f"sampling.{field.name}" for field in attrs.fields(SamplingParams)}
     fields = {field.name for field in attrs.fields(EngineCoreRequest)}
-    assert set(PARTS) == sampling | fields | {"request"}
+    parts = {".".join(part.split(".")[:2]) for part in PARTS}  # what is inside a field is that field's
+    assert parts == sampling | fields | {"request"}
     assert [name for name, count in Counter(poison.name for poison in POISONS).items() if count > 1] == []
 
 
