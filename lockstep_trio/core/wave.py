@@ -41,8 +41,8 @@ suspected to be split   START(clock) to all; stepping
 
 Two invariants follow, and the explorer checks both in every state: ``clock`` never exceeds any rank's own wave
 number, where a rank that has agreed on a drain counts as in the next wave (so no START ever raises one), and at
-most one START is broadcast per value of ``clock`` (plus one per resume and per suspicion). START excludes nobody: a holder whose request is aborted before its first step would
-otherwise stay parked while its neighbours step.
+most one START is broadcast per value of ``clock`` (plus one per resume and per suspicion). START excludes nobody:
+a holder whose request is aborted before its first step would otherwise stay parked while its neighbours step.
 
 Each piece is needed. Without the fence, without the re-wake on DONE, with one DONE dropped, or with silence
 after everything was aborted, the explorer finds a schedule that strands a rank (``tests/testing``).
