@@ -177,3 +177,12 @@ def test_the_corpus_has_a_schedule_for_every_rule_that_strands_a_rank() -> None:
     never_stuck = {"ours", "wake-on-every-done", "settled-too-soon"}  # a livelock, and one that needs a close
     assert {known.rule for known in corpus()} - {None} == RULES.keys() - never_stuck
     assert len({known.name for known in corpus()}) == len(corpus())
+
+
+def test_an_abort_inside_a_step_is_applied_before_the_ranks_agree_on_a_drain() -> None:
+    begun = (Submit(9, pin=0), Rest(), Deliver(0), Deliver(1), Poll(0), Poll(1), Leave(0), Rest())
+    ahead = run_schedule(Schedule((*begun, AbortInStep(0, 0), Step()), sync=SHORT))
+    in_turn = run_schedule(Schedule((*begun, Deliver(0), Step()), sync=SHORT))
+    ahead.require()
+    in_turn.require()
+    assert len(ahead.starts) > len(in_turn.starts), "its rank was heard to drain while the request was unproven"

@@ -9,7 +9,7 @@ from lockstep_trio.testing.explorer import Case, Move, explore
 from lockstep_trio.testing.rank_model import Sync
 from lockstep_trio.testing.rules import RULES
 from lockstep_trio.testing.running import run_schedule
-from lockstep_trio.testing.schedules import Schedule
+from lockstep_trio.testing.schedules import Let, Schedule
 from lockstep_trio.testing.translation import schedule_of
 
 SMALL = Case(2, ((0, 1), (1, 1)), sync=Sync(first=True, every=2))
@@ -41,3 +41,12 @@ def test_one_lost_done_strands_the_client() -> None:
 def test_a_move_that_nobody_can_make_is_refused() -> None:
     with pytest.raises(ValueError, match="no schedule can do this: the client suspects"):
         schedule_of(SMALL, lambda: ExactWake(2), [Move("nudge")])
+
+
+def test_outputs_that_a_rank_sends_at_once_arrive_with_the_first_of_them() -> None:
+    case = Case(2, ((0, 1), (0, 1)), sync=Sync(first=True, every=2))
+    moves = [Move("submit", request=0), Move("submit", request=1), Move("poll", 0, count=3), Move("poll", 1, count=1)]
+    heard = [Move("deliver", 0)] * 3  # two outputs in one message, and the DONE
+    schedule = schedule_of(case, lambda: ExactWake(2), [*moves, Move("step"), *heard])
+    assert sum(isinstance(action, Let) for action in schedule.actions) == 2
+    run_schedule(schedule).require()
